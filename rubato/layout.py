@@ -1,0 +1,123 @@
+"""Layout arithmetic: rank <-> (data, pipeline, tensor), the sizes a job can run at, and who computes which samples.
+
+Ranks count tensor fastest, then pipeline, then data, so a replica is a run of consecutive ranks and tensor
+partners, who talk most, are neighbours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+
+class Coordinates(NamedTuple):
+    """Where a rank sits on the mesh."""
+
+    data: int
+    pipeline: int
+    tensor: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Degrees of data, pipeline and tensor parallelism. World size = data x pipeline x tensor."""
+
+    data: int
+    pipeline: int
+    tensor: int
+
+    @property
+    def replica_size(self) -> int:
+        """Workers of one model copy."""
+        return self.pipeline * self.tensor
+
+    @property
+    def world_size(self) -> int:
+        """Workers of all replicas."""
+        return self.data * self.replica_size
+
+    def coordinates(self, rank: int) -> Coordinates:
+        """The place of a rank, 0 <= rank < world_size."""
+        if not 0 <= rank < self.world_size:
+            raise ValueError(f"rank {rank} is outside a world of {self.world_size}")
+        replica, place = divmod(rank, self.replica_size)
+        return Coordinates(replica, *divmod(place, self.tensor))
+
+    def rank(self, at: Coordinates) -> int:
+        """The rank at a place."""
+        return (at.data * self.pipeline + at.pipeline) * self.tensor + at.tensor
+
+
+class ReplicaShape(Protocol):
+    """What the arithmetic needs to know of a spec's ``parallelism`` section."""
+
+    @property
+    def tensor(self) -> int: ...
+    @property
+    def pipeline(self) -> int: ...
+    @property
+    def schedule(self) -> str: ...
+    @property
+    def virtual_stages(self) -> int: ...
+    @property
+    def micro_batch(self) -> int: ...
+
+
+def split_evenly(total: int, parts: int) -> list[int]:
+    """``total`` as ``parts`` whole numbers that differ by at most one, the larger first."""
+    share, rest = divmod(total, parts)
+    return [share + (index < rest) for index in range(parts)]
+
+
+def micro_batches(shape: ReplicaShape, global_batch: int, data: int) -> list[int]:
+    """Micro-batches each replica computes in a step; replicas with more weigh more in the loss."""
+    return split_evenly(global_batch // shape.micro_batch, data)
+
+
+def sample_range(shape: ReplicaShape, global_batch: int, data: int, replica: int) -> range:
+    """The samples of the global batch, by their place in it, that one of ``data`` replicas computes."""
+    counts = micro_batches(shape, global_batch, data)
+    start = sum(counts[:replica]) * shape.micro_batch
+    return range(start, start + counts[replica] * shape.micro_batch)
+
+
+def layout_for(shape: ReplicaShape, workers: int) -> Layout | None:
+    """The layout of a number of workers, or None when they are not a whole number of replicas."""
+    data, rest = divmod(workers, shape.tensor * shape.pipeline)
+    return None if rest or not data else Layout(data, shape.pipeline, shape.tensor)
+
+
+def runs_in_schedule(shape: ReplicaShape, count: int) -> bool:
+    """Whether the pipeline schedule can run ``count`` micro-batches (the rules of torch.distributed.pipelining)."""
+    if count < 1:
+        return False
+    if shape.pipeline == 1 or shape.schedule == "gpipe":
+        return True
+    if shape.schedule == "1f1b":
+        return count >= shape.pipeline
+    return count % max(1, count // shape.pipeline) == 0
+
+
+def possible_sizes(shape: ReplicaShape, global_batch: int, low: int, high: int) -> list[int]:
+    """Worker counts from ``low`` to ``high`` at which every replica has work that its schedule can run."""
+    replica = shape.tensor * shape.pipeline
+    most = min(high // replica, global_batch // shape.micro_batch)
+    return [
+        data * replica
+        for data in range(max(1, -(-low // replica)), most + 1)
+        if all(runs_in_schedule(shape, count) for count in set(micro_batches(shape, global_batch, data)))
+    ]
+
+
+def nearest_sizes(
+    shape: ReplicaShape, global_batch: int, workers: int, low: int = 1, high: int | None = None
+) -> list[int]:
+    """The possible sizes next below and next above ``workers`` (itself, when it is possible), within the bounds."""
+    replica = shape.tensor * shape.pipeline
+    most = replica * (global_batch // shape.micro_batch)
+    sizes = possible_sizes(shape, global_batch, low, most if high is None else high)
+    if workers in sizes:
+        return [workers]
+    below = [size for size in sizes if size < workers][-1:]
+    above = [size for size in sizes if size > workers][:1]
+    return below + above

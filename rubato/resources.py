@@ -1,0 +1,297 @@
+"""What travels between users, control plane and driver: the JSON of the REST API as types."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from rubato.spec import JobSpec
+from rubato.states import JobState
+
+Item = TypeVar("Item")
+
+
+class Resource(BaseModel):
+    """A reply. Fields that a newer server adds are ignored, so an older client goes on working."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class Request(BaseModel):
+    """A request body. Unknown fields are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Reason(Resource):
+    """Why a job is in its state, and who put it there."""
+
+    code: str = Field(description="stable, snake_case")
+    message: str
+    actor: Literal["user", "service", "driver", "cluster"]
+    at: datetime
+
+
+class LayoutView(Resource):
+    data: int
+    pipeline: int
+    tensor: int
+    zero: int = 0
+    micro_batch: int
+    accumulation: int = Field(description="micro-batches of the busiest replica in a step")
+
+
+class WorkerView(Resource):
+    """One worker as the driver sees it."""
+
+    replica: str = Field(description="name of the replica it belongs to, stable over restarts")
+    data: int | None = Field(description="its place on the data axis in the current generation; null: not in it")
+    pipeline: int
+    tensor: int
+    rank: int | None = Field(description="world rank in the current generation; null: not in it")
+    state: Literal["starting", "training", "lost"]
+    pid: int | None = None
+    node_ip: str | None = None
+    node_id: str | None = None
+
+
+class WorkersView(Resource):
+    desired: int
+    observed: int
+    min: int
+    max: int
+    members: list[WorkerView] = []
+
+
+class Progress(Resource):
+    step: int = 0
+    steps: int
+    tokens: int = 0
+    loss: float | None = None
+    tokens_per_s: float | None = None
+    mfu: float | None = None
+    eta_s: float | None = None
+
+
+class Restarts(Resource):
+    hardware: int = 0
+    preemption: int = 0
+    user_error: int = 0
+    resize: int = 0
+    spike: int = 0
+
+
+class Goodput(Resource):
+    """Where the seconds of a job went. ``ratio`` is training over all but waiting."""
+
+    ratio: float | None = None
+    training_s: float = 0.0
+    checkpoint_s: float = 0.0
+    starting_s: float = 0.0
+    recovering_s: float = 0.0
+    resizing_s: float = 0.0
+    redone_s: float = 0.0
+    waiting_s: float = 0.0
+
+
+class Job(Resource):
+    id: str
+    name: str
+    project: str
+    priority: int
+    state: JobState
+    reason: Reason
+    spec: JobSpec
+    layout: LayoutView | None
+    workers: WorkersView
+    progress: Progress
+    generation: int
+    attempts: int
+    restarts: Restarts
+    goodput: Goodput
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    run_dir: str
+    links: dict[str, str]
+
+
+class Page(Resource, Generic[Item]):
+    """A page of a list. ``next`` is the cursor of the page after it, null on the last."""
+
+    items: list[Item]
+    next: str | None
+
+
+class Event(Resource):
+    """An entry of a job's timeline."""
+
+    id: int = Field(description="ascending over all events of the service: the cursor")
+    at: datetime
+    kind: str = Field(description="stable, dotted, such as worker.lost or generation.formed")
+    message: str
+    actor: Literal["user", "service", "driver", "cluster"]
+    data: dict[str, Any] = {}
+
+
+class Metric(Resource):
+    """What one optimizer step reported."""
+
+    step: int = Field(description="1 for the first step of the job")
+    at: datetime
+    loss: float = Field(description="mean over the real tokens of the global batch, nats")
+    grad_norm: float
+    lr: float
+    tokens: int = Field(description="tokens trained on since the first step")
+    tokens_per_s: float
+    step_s: float
+    mfu: float | None = None
+    generation: int
+    data: int = Field(description="data-parallel degree the step ran at")
+    validation_loss: float | None = None
+
+
+class Checkpoint(Resource):
+    step: int
+    at: datetime
+    bytes: int
+    layout: LayoutView
+    loss: float | None
+    verified: bool
+    path: str
+
+
+class Phase(Resource):
+    name: str
+    at: datetime
+    seconds: float | None = Field(description="how long it took; null while it lasts")
+
+
+class OperationState(StrEnum):
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    DONE = "DONE"
+    FAILED = "FAILED"
+
+
+class Operation(Resource):
+    """A commanded change of a job."""
+
+    id: str
+    job_id: str
+    kind: Literal["scale", "cancel"]
+    request: dict[str, Any]
+    state: OperationState
+    message: str | None
+    phases: list[Phase]
+    created_at: datetime
+    finished_at: datetime | None
+
+
+class NodeView(Resource):
+    id: str
+    ip: str
+    alive: bool
+    cpus: float
+    gpus: float
+    cpus_free: float
+    gpus_free: float
+
+
+class Cluster(Resource):
+    """What the control plane sees of the Ray cluster."""
+
+    state: Literal["reachable", "unreachable"]
+    detail: str
+    ray_version: str | None
+    dashboard_url: str
+    nodes: list[NodeView]
+    cpus: float
+    cpus_free: float
+    gpus: float
+    gpus_free: float
+
+
+class Problem(Resource):
+    """An error, as application/problem+json (RFC 9457)."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    code: str
+    detail: str
+    fix: str
+    errors: list[dict[str, str]] = Field(default=[], description="field, cause and fix of each field at fault")
+
+
+class ScaleRequest(Request):
+    workers: int = Field(gt=0)
+
+
+class CancelRequest(Request):
+    force: bool = Field(False, description="kill the workers at once instead of saving first")
+
+
+# What the driver says to the control plane and hears from it.
+
+
+class DriverEvent(Request):
+    """Something that happened to an attempt. ``seq`` is its line in the run directory's events.jsonl."""
+
+    seq: int
+    at: datetime
+    kind: str
+    message: str
+    data: dict[str, Any] = {}
+    operation: str | None = Field(None, description="the operation this is a phase of")
+    phase: str | None = None
+    done: bool = Field(False, description="the operation is over")
+    failed: bool = Field(False, description="with done: the operation did not reach what was wanted")
+
+
+class SequencedMetric(Request):
+    seq: int
+    metric: Metric
+
+
+class DriverState(StrEnum):
+    """What a driver says of its attempt; the first four are JobState names."""
+
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    RESIZING = "RESIZING"
+    RECOVERING = "RECOVERING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+
+class SyncRequest(Request):
+    """A heartbeat, with all that the control plane has not yet acknowledged."""
+
+    epoch: int
+    state: DriverState
+    reason_code: str
+    reason_message: str
+    generation: int
+    layout: LayoutView | None
+    members: list[WorkerView] = []
+    restarts: Restarts = Restarts()
+    events: list[DriverEvent] = []
+    metrics: list[SequencedMetric] = []
+    seen_version: int = Field(0, description="version of the last reply acted on")
+    wait_s: float = Field(0.0, ge=0, le=60, description="hold the reply until there is news or this long")
+
+
+class SyncReply(Resource):
+    """What the control plane wants of the attempt. A higher version replaces a lower one."""
+
+    version: int
+    workers: int
+    operation: str | None = Field(description="the operation that asked for ``workers`` or for the cancel")
+    cancel: Literal["no", "drain", "force"] = "no"
+    events_acknowledged: int = Field(description="highest event seq stored, 0: none")
+    metrics_acknowledged: int

@@ -1,0 +1,1 @@
+"""The Ray side of a job: replicas, the rendezvous of their workers, generations, commands and reports."""

@@ -1,0 +1,89 @@
+"""How a worker learns which generation it belongs to. The engine needs only this; who decides is not its business.
+
+Under torchrun or as one process there is one generation and it never changes (`StaticMembership`). Under Ray the
+driver's rendezvous numbers the generations and this protocol is spoken over a socket.
+
+The step is atomic over generations. A worker reduces its gradients, is *prepared*, commits together with all others,
+and only then steps the optimizer. Of a broken generation some members may have stepped and some not, never more than
+one apart: the next generation goes on from the highest step, prepared members one behind apply the gradients they
+hold, and everybody else receives the state from a peer at that step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch.distributed import Store
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What a worker says of itself when it is ready for a generation.
+
+    Attributes:
+        step: optimizer steps its state holds; None: it has no state (a newcomer).
+        prepared: it also holds the reduced gradients of the step after, ready to apply.
+        commit: what the last commit agreed on (gradient norm and the like). A member that was prepared one step
+            behind never heard it, so those who did hand it over.
+    """
+
+    step: int | None
+    prepared: bool = False
+    commit: dict[str, float] | None = None
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A stretch of training with one set of replicas, from one member's point of view.
+
+    Attributes:
+        number: ascending over the whole life of a job.
+        data: data-parallel degree, the number of replicas.
+        replica: this member's place on the data axis, 0 <= replica < data.
+        step: optimizer steps everybody holds once the generation has begun; None: nobody has state, all load the
+            newest checkpoint, or begin at step 0.
+        roll_forward: this member is one step behind and prepared: it applies its own gradients with ``commit``.
+        source: the place on the data axis that broadcasts its state to this member's column; None: nobody in the
+            job needs state. Columns broadcast together, so it is set for all members or for none.
+        commit: the agreed values of the commit that led to ``step``.
+        store: where the data group of this generation meets; unique to the generation.
+    """
+
+    number: int
+    data: int
+    replica: int
+    step: int | None
+    roll_forward: bool
+    source: int | None
+    commit: dict[str, float] | None
+    store: Store
+
+
+class Membership(Protocol):
+    """A worker's line to whoever numbers the generations. Thread-safe where said; else called by the loop alone."""
+
+    def join(self, standing: Standing) -> Generation | None:
+        """Blocks until the next generation forms. None: the job is finished or this replica was let go."""
+        ...
+
+    def boundary_requested(self) -> bool:
+        """Whether the set of replicas is about to change: agree with all to leave at the end of this step."""
+        ...
+
+    def on_broken(self, callback: Callable[[], None] | None) -> None:
+        """Calls ``callback`` from another thread when a member of the current generation is gone."""
+        ...
+
+    def failed(self, generation: Generation, cause: str) -> None:
+        """Says that the data axis of this generation failed here; the others will be told."""
+        ...
+
+    def report(self, kind: str, record: dict[str, Any]) -> None:
+        """Hands over what others should know: kind 'metric', 'event' or 'step'. Never blocks, never fails."""
+        ...
+
+    def finish(self) -> None:
+        """Says that all steps are done: no generation will form any more."""
+        ...

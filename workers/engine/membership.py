@@ -68,6 +68,13 @@ class Membership(Protocol):
         """Blocks until the next generation forms. None: the job is finished or this replica was let go."""
         ...
 
+    def save_requested(self) -> bool:
+        """Asked once `join` has returned None: whether this replica is to save its state before it ends.
+
+        True for all members of one replica when the job itself stops before its last step.
+        """
+        ...
+
     def boundary_requested(self) -> bool:
         """Whether the set of replicas is about to change: agree with all to leave at the end of this step."""
         ...
@@ -85,5 +92,8 @@ class Membership(Protocol):
         ...
 
     def finish(self) -> None:
-        """Says that all steps are done: no generation will form any more."""
+        """Says that all steps are done here, the last checkpoint included.
+
+        The job is done once data replica 0, which saves, has finished whole; whoever is left is let go then.
+        """
         ...

@@ -1,0 +1,171 @@
+"""The client for asyncio: the same calls as ``Client``, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx
+
+from rubato.client import calls
+from rubato.client.calls import Call, Stream
+from rubato.client.connection import (
+    HEADERS,
+    STREAM_TIMEOUT,
+    TIMEOUT,
+    Gap,
+    Notice,
+    Persistence,
+    base_url,
+    stream_cut,
+    through_proxies,
+)
+from rubato.client.sse import Decoder
+from rubato.resources import Checkpoint, Cluster, Event, Job, Metric, Operation, OperationState, Page
+from rubato.spec import JobSpec
+from rubato.states import JobState
+
+Reply = TypeVar("Reply")
+
+
+class AsyncClient:
+    """A connection to a control plane; use it as an async context manager. Arguments and errors are ``Client``'s."""
+
+    def __init__(self, url: str | None = None, *, transport: httpx.AsyncBaseTransport | None = None) -> None:
+        self.url = base_url(url)
+        self._http = httpx.AsyncClient(
+            base_url=self.url,
+            headers=HEADERS,
+            timeout=TIMEOUT,
+            transport=transport,
+            trust_env=through_proxies(self.url),
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def submit(self, spec: JobSpec | Mapping[str, Any], *, idempotency_key: str | None = None) -> Job:
+        return await self._send(calls.submit(spec, idempotency_key or calls.new_idempotency_key()))
+
+    async def jobs(
+        self,
+        *,
+        state: JobState | None = None,
+        project: str | None = None,
+        name: str | None = None,
+        cursor: str | None = None,
+        limit: int | None = None,
+    ) -> Page[Job]:
+        return await self._send(calls.jobs(state, project, name, cursor, limit))
+
+    async def job(self, job: str) -> Job:
+        return await self._send(calls.job(job))
+
+    async def scale(self, job: str, workers: int) -> Operation:
+        return await self._send(calls.scale(job, workers))
+
+    async def cancel(self, job: str, *, force: bool = False) -> Operation:
+        return await self._send(calls.cancel(job, force))
+
+    async def operation(self, operation: str) -> Operation:
+        return await self._send(calls.operation(operation))
+
+    async def wait_for_operation(self, operation: str, *, every_s: float = 0.3) -> Operation:
+        while True:
+            seen = await self.operation(operation)
+            if seen.state in (OperationState.DONE, OperationState.FAILED):
+                return seen
+            await asyncio.sleep(every_s)
+
+    async def checkpoints(self, job: str) -> Page[Checkpoint]:
+        return await self._send(calls.checkpoints(job))
+
+    async def cluster(self) -> Cluster:
+        return await self._send(calls.cluster())
+
+    def events(self, job: str, *, after: int = 0, limit: int = 500) -> AsyncIterator[Event]:
+        return self._all(calls.event_stream(job, limit), after)
+
+    def metrics(self, job: str, *, after: int = 0, limit: int = 1000) -> AsyncIterator[Metric]:
+        return self._all(calls.metric_stream(job, limit), after)
+
+    def follow_events(
+        self, job: str, *, after: int = 0, patience_s: float = 120.0, notice: Notice | None = None
+    ) -> AsyncIterator[Event]:
+        return self._follow(calls.event_stream(job, 500), after, patience_s, notice)
+
+    def follow_metrics(
+        self, job: str, *, after: int = 0, patience_s: float = 120.0, notice: Notice | None = None
+    ) -> AsyncIterator[Metric]:
+        return self._follow(calls.metric_stream(job, 1000), after, patience_s, notice)
+
+    async def wait(self, job: str) -> Job:
+        async for _ in self.follow_events(job):
+            pass
+        return await self.job(job)
+
+    async def _send(self, call: Call[Reply]) -> Reply:
+        persistence = Persistence(call.repeatable, self.url)
+        while True:
+            try:
+                return await self._send_once(call)
+            except httpx.TransportError as error:
+                await asyncio.sleep(persistence.pause_after(error))
+
+    async def _send_once(self, call: Call[Reply]) -> Reply:
+        response = await self._http.request(
+            call.method, call.path, params=dict(call.query), json=call.body, headers=dict(call.headers)
+        )
+        if response.is_error:
+            raise calls.refusal(response)
+        return call.read(response.content)
+
+    async def _all(self, stream: Stream[Reply], after: int) -> AsyncIterator[Reply]:
+        while True:
+            page = await self._send(stream.rest(after))
+            for item in page.items:
+                yield item
+            if page.next is None or not page.items:
+                return
+            after = stream.cursor(page.items[-1])
+
+    async def _follow(
+        self, stream: Stream[Reply], after: int, patience_s: float, notice: Notice | None
+    ) -> AsyncIterator[Reply]:
+        gap = Gap(self.url, patience_s, notice)
+        while True:
+            try:
+                async with aclosing(self._stream(stream, after)) as items:
+                    async for item in items:
+                        gap.over()
+                        after = stream.cursor(item)
+                        yield item
+                if (await self._send_once(calls.job(stream.job))).state.terminal:
+                    break
+                raise stream_cut()
+            except httpx.TransportError as error:
+                await asyncio.sleep(gap.pause_after(error))
+        async for item in self._all(stream, after):
+            yield item
+
+    async def _stream(self, stream: Stream[Reply], after: int) -> AsyncGenerator[Reply, None]:
+        headers = stream.headers(after)
+        async with self._http.stream("GET", stream.path, headers=headers, timeout=STREAM_TIMEOUT) as response:
+            if response.is_error:
+                await response.aread()
+                raise calls.refusal(response)
+            decoder = Decoder()
+            async for chunk in response.aiter_bytes():
+                for event in decoder.feed(chunk):
+                    yield stream.read(event.data.encode())

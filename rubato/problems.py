@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,16 @@ class RubatoError(Exception):
         self.status = status
         self.problems = tuple(problems)
         super().__init__(f"{detail} ({fix})")
+
+    def __reduce__(self) -> tuple[Callable[..., RubatoError], tuple[type[RubatoError], str, dict[str, Any]]]:
+        # The default calls the class with ``args``, which is the message alone; workers send errors to one another.
+        return _restored, (type(self), str(self), self.__dict__)
+
+
+def _restored(kind: type[RubatoError], message: str, fields: dict[str, Any]) -> RubatoError:
+    error = kind.__new__(kind, message)
+    error.__dict__.update(fields)
+    return error
 
 
 class SpecError(RubatoError):

@@ -8,6 +8,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from rubato.layout import Layout, micro_batches
 from rubato.spec import JobSpec
 from rubato.states import JobState
 
@@ -42,6 +43,19 @@ class LayoutView(Resource):
     zero: int = 0
     micro_batch: int
     accumulation: int = Field(description="micro-batches of the busiest replica in a step")
+
+    @classmethod
+    def of(cls, layout: Layout, spec: JobSpec) -> LayoutView:
+        """What running ``spec`` at a layout comes to."""
+        shape = spec.parallelism
+        counts = micro_batches(shape, spec.train.global_batch, layout.data)
+        return cls(
+            data=layout.data,
+            pipeline=layout.pipeline,
+            tensor=layout.tensor,
+            micro_batch=shape.micro_batch,
+            accumulation=max(counts),
+        )
 
 
 class WorkerView(Resource):

@@ -1,0 +1,5 @@
+"""The state of a job on shared storage: complete and verified, or not there."""
+
+from workers.engine.checkpoint.store import CheckpointStore, FencedError
+
+__all__ = ["CheckpointStore", "FencedError"]

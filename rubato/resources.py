@@ -18,13 +18,14 @@ Item = TypeVar("Item")
 class Resource(BaseModel):
     """A reply. Fields that a newer server adds are ignored, so an older client goes on working."""
 
-    model_config = ConfigDict(frozen=True)
+    # A loss that is no number must reach whoever watches it; JSON has no word for it but a string.
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
 
 
 class Request(BaseModel):
     """A request body. Unknown fields are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
 class Reason(Resource):

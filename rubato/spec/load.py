@@ -66,7 +66,12 @@ def _apply(content: dict[str, Any], override: str) -> None:
         if not isinstance(below, dict):
             raise SpecError([FieldProblem(key, f"'{parent}' holds a value, not a section", f"set {parent} itself")])
         at = below
-    at[last] = yaml.safe_load(value)
+    try:
+        at[last] = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise SpecError(
+            [FieldProblem(key, f"{value!r} is not YAML", "write a value as in the spec file, text in quotes")]
+        ) from error
 
 
 def parse_spec(content: Mapping[str, Any]) -> JobSpec:
@@ -79,10 +84,15 @@ def parse_spec(content: Mapping[str, Any]) -> JobSpec:
 
 def field_problems(error: ValidationError, model: type[BaseModel]) -> list[FieldProblem]:
     """What pydantic found wrong with an input for ``model``, said in Rubato's way."""
-    return [problem for details in error.errors() for problem in _problems(details, model)]
+    return explain(error.errors(), model)
 
 
-def _problems(details: ErrorDetails, model: type[BaseModel]) -> Iterable[FieldProblem]:
+def explain(errors: Iterable[ErrorDetails], model: type[BaseModel] | None) -> list[FieldProblem]:
+    """The same for errors that have left their exception; without a model unknown names get no suggestion."""
+    return [problem for details in errors for problem in _problems(details, model)]
+
+
+def _problems(details: ErrorDetails, model: type[BaseModel] | None) -> Iterable[FieldProblem]:
     location, context = details["loc"], details.get("ctx", {})
     field = ".".join(str(part) for part in location) or "spec"
     kind, got = details["type"], details["input"]
@@ -92,7 +102,7 @@ def _problems(details: ErrorDetails, model: type[BaseModel]) -> Iterable[FieldPr
     if kind == "extra_forbidden":
         known = sorted(_fields_at(model, location[:-1]))
         close = nearest(str(location[-1]), known)
-        fix = f"did you mean '{close}'?" if close else f"known fields: {', '.join(known)}"
+        fix = f"did you mean '{close}'?" if close else f"known fields: {', '.join(known) or 'none'}"
         return [FieldProblem(field, "unknown field", fix)]
     if kind == "missing":
         return [FieldProblem(field, "is missing", f"add {field}")]
@@ -109,8 +119,8 @@ def _problems(details: ErrorDetails, model: type[BaseModel]) -> Iterable[FieldPr
     return [FieldProblem(field, f"{got!r} will not do", f"give {message}")]
 
 
-def _fields_at(model: type[BaseModel], location: tuple[int | str, ...]) -> set[str]:
-    at: type[BaseModel] | None = model
+def _fields_at(model: type[BaseModel] | None, location: tuple[int | str, ...]) -> set[str]:
+    at = model
     for part in location:
         field = at.model_fields.get(str(part)) if at else None
         at = _section_of(field.annotation) if field else None

@@ -1,0 +1,5 @@
+"""The command line: ``rubato``."""
+
+from rubato.cli.app import main
+
+__all__ = ["main"]

@@ -1,0 +1,1 @@
+"""The line between a driver and the control plane."""

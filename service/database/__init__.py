@@ -1,0 +1,1 @@
+"""The database of the control plane: engine, tables, migrations."""

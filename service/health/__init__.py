@@ -1,0 +1,1 @@
+"""Whether the service works, and how close it is to its limits."""

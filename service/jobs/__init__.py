@@ -1,0 +1,1 @@
+"""Jobs: what was submitted, with its history."""

@@ -1,0 +1,1 @@
+"""Commanded changes of a job, with timed phases."""

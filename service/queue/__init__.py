@@ -1,0 +1,1 @@
+"""Who may start, as arithmetic without input or output."""

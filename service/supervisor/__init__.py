@@ -1,0 +1,1 @@
+"""Compares what is wanted with what is seen, and acts."""

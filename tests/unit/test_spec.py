@@ -1,0 +1,138 @@
+"""The spec: what is accepted, what it resolves to, and that every refusal names field, cause and fix."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rubato.problems import FieldProblem, SpecError
+from rubato.spec import JobSpec, load_spec, parse_spec
+
+
+def content(**changes: Any) -> dict[str, Any]:
+    """A spec that is accepted, with changes given as section__field."""
+    spec: dict[str, Any] = {
+        "name": "demo",
+        "model": {"family": "llama", "preset": "tiny"},
+        "data": {"train": {"builtin": "python-stdlib"}, "sequence_length": 64},
+        "train": {"steps": 10, "global_batch": 8},
+        "parallelism": {"tensor": 2, "pipeline": 2},
+        "workers": {"min": 4, "max": 8},
+    }
+    for path, value in changes.items():
+        *parents, last = path.split("__")
+        at = spec
+        for parent in parents:
+            at = at.setdefault(parent, {})
+        at[last] = value
+    return spec
+
+
+def problems(**changes: Any) -> list[FieldProblem]:
+    with pytest.raises(SpecError) as refused:
+        parse_spec(content(**changes))
+    assert refused.value.status == 422
+    assert all(problem.field and problem.cause and problem.fix for problem in refused.value.problems)
+    return list(refused.value.problems)
+
+
+def test_a_preset_a_default_and_an_explicit_value_meet_in_one_resolved_spec() -> None:
+    spec = parse_spec(content(model__ffn_size=256))
+    assert (spec.model.hidden_size, spec.model.ffn_size, spec.optimizer.lr) == (64, 256, 3e-4)
+    assert spec.sizes == [4, 8]
+    assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
+
+
+def test_a_plain_number_of_workers_means_exactly_that_many() -> None:
+    workers = parse_spec(content(workers=4)).workers
+    assert (workers.min, workers.max) == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "cause", "fix"),
+    [
+        ({"trian": {}}, "trian", "unknown field", "did you mean 'train'?"),
+        ({"train__stpes": 3}, "train.stpes", "unknown field", "did you mean 'steps'?"),
+        ({"model__preset": "8mm"}, "model.preset", "no preset is called '8mm'", "did you mean '8m'?"),
+        ({"train__precision": "bf-16"}, "train.precision", "'bf-16' is not known", "did you mean 'bf16'?"),
+        ({"train__steps": 0}, "train.steps", "0 will not do", "greater than 0"),
+        ({"name": "Demo Job"}, "name", "'Demo Job' will not do", "lower-case letters"),
+        ({"data__train": {}}, "data.train.path", "neither was given", "exactly one"),
+        ({"data__train__path": "a.txt"}, "data.train.path", "both were given", "exactly one"),
+        ({"parallelism__tensor": 3}, "parallelism.tensor", "3 does not divide model.heads (4)", "use tensor 2"),
+        ({"parallelism__tensor": 8}, "parallelism.tensor", "8 does not divide model.heads (4)", "use tensor 4"),
+        ({"parallelism__pipeline": 5}, "parallelism.pipeline", "5 stages need at least 5 layers", "at most 4 stages"),
+        ({"parallelism__micro_batch": 3}, "parallelism.micro_batch", "3 does not divide", "use micro_batch 2"),
+        ({"workers": 5}, "workers", "5 workers cannot be laid out at tensor 2 x pipeline 2", "use 4 or 8 workers"),
+        ({"workers": {"min": 8, "max": 4}}, "workers.min", "min 8 is above max 4", "at most max"),
+        ({"model__heads": 6}, "model.heads", "6 heads do not divide hidden_size 64", "divisor"),
+        ({"model__tie_embeddings": True}, "parallelism.pipeline", "tied embeddings", "tie_embeddings: false"),
+        ({"optimizer__schedule__warmup": 11}, "optimizer.schedule.warmup", "more than train.steps", "at most 10"),
+        ({"parallelism__virtual_stages": 2}, "parallelism.virtual_stages", "one stage a rank", "interleaved"),
+    ],
+)
+def test_a_refusal_names_field_cause_and_fix(changes: dict[str, Any], field: str, cause: str, fix: str) -> None:
+    found = [problem for problem in problems(**changes) if problem.field == field and cause in problem.cause]
+    assert found, problems(**changes)
+    assert fix in found[0].fix
+
+
+def test_a_missing_section_is_named() -> None:
+    without = content()
+    del without["workers"]
+    with pytest.raises(SpecError) as refused:
+        parse_spec(without)
+    assert [str(problem) for problem in refused.value.problems] == ["workers: is missing; add workers"]
+
+
+def test_all_fields_at_fault_are_listed_at_once() -> None:
+    fields = {problem.field for problem in problems(train__steps=-1, train__global_batch="many", project="No Good")}
+    assert fields == {"train.steps", "train.global_batch", "project"}
+
+
+def test_overrides_are_applied_on_top_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "spec.yaml"
+    file.write_text(json.dumps(content()))
+    spec = load_spec(file, ["train.steps=33", "optimizer.schedule.name=wsd", "workers=4"])
+    assert (spec.train.steps, spec.optimizer.schedule.name, spec.workers.max) == (33, "wsd", 4)
+
+
+@pytest.mark.parametrize(
+    ("override", "field", "cause"),
+    [
+        ("train.steps", "train.steps", "is not an override"),
+        ("name.first=x", "name.first", "'name' holds a value"),
+        ("train.steps=[", "train.steps", "is not YAML"),
+    ],
+)
+def test_an_override_that_cannot_be_applied(tmp_path: Path, override: str, field: str, cause: str) -> None:
+    file = tmp_path / "spec.yaml"
+    file.write_text(json.dumps(content()))
+    with pytest.raises(SpecError) as refused:
+        load_spec(file, [override])
+    (problem,) = refused.value.problems
+    assert problem.field == field
+    assert cause in problem.cause
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (None, "cannot be read"),
+        ("name: [demo", "line 1"),
+        ("- 1\n- 2\n", "holds no mapping"),
+        (b"\xff\xfe\x00", "is not text"),
+    ],
+)
+def test_a_file_that_holds_no_spec(tmp_path: Path, text: str | bytes | None, cause: str) -> None:
+    file = tmp_path / "spec.yaml"
+    if text is not None:
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(SpecError) as refused:
+        load_spec(file)
+    (problem,) = refused.value.problems
+    assert problem.field == str(file)
+    assert cause in problem.cause

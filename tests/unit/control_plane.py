@@ -1,0 +1,142 @@
+"""A control plane of a few lines for the client's tests: one job, what the test wants of it, every request kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+
+from rubato.client import AsyncClient, Client
+from rubato.resources import Job
+
+AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC).isoformat()
+
+SPEC: dict[str, Any] = {
+    "name": "demo",
+    "model": {"preset": "tiny"},
+    "data": {"train": {"builtin": "python-stdlib"}, "sequence_length": 64},
+    "train": {"steps": 10, "global_batch": 8},
+    "parallelism": {"tensor": 2, "pipeline": 2},
+    "workers": {"min": 4, "max": 8},
+}
+
+
+def job(**changes: Any) -> dict[str, Any]:
+    """A job as the API gives it."""
+    return {
+        "id": "j1",
+        "name": "demo",
+        "project": "default",
+        "priority": 0,
+        "state": "RUNNING",
+        "reason": {"code": "training", "message": "training at 4 workers", "actor": "driver", "at": AT},
+        "spec": Job.model_fields["spec"].annotation.model_validate(SPEC).model_dump(mode="json"),  # type: ignore[union-attr]
+        "layout": {"data": 1, "pipeline": 2, "tensor": 2, "micro_batch": 1, "accumulation": 8},
+        "workers": {"desired": 4, "observed": 4, "min": 4, "max": 8},
+        "progress": {"step": 3, "steps": 10, "tokens": 1536, "loss": 5.1, "tokens_per_s": 900.0, "eta_s": 70},
+        "generation": 1,
+        "attempts": 1,
+        "restarts": {},
+        "goodput": {"ratio": 0.5, "training_s": 3.0},
+        "created_at": AT,
+        "started_at": AT,
+        "finished_at": None,
+        "run_dir": "/runs/j1",
+        "links": {},
+        **changes,
+    }
+
+
+def event(number: int, kind: str = "generation.formed", message: str = "two replicas") -> dict[str, Any]:
+    return {"id": number, "at": AT, "kind": kind, "message": message, "actor": "driver", "data": {}}
+
+
+def metric(step: int) -> dict[str, Any]:
+    return {
+        "step": step,
+        "at": AT,
+        "loss": 6.0 - step / 10,
+        "grad_norm": 1.0,
+        "lr": 1e-3,
+        "tokens": 512 * step,
+        "tokens_per_s": 900.0,
+        "step_s": 0.5,
+        "generation": 1,
+        "data": 1,
+    }
+
+
+def operation(**changes: Any) -> dict[str, Any]:
+    return {
+        "id": "o1",
+        "job_id": "j1",
+        "kind": "scale",
+        "request": {"workers": 8},
+        "state": "RUNNING",
+        "message": None,
+        "phases": [{"name": "accepted", "at": AT, "seconds": 0.1}],
+        "created_at": AT,
+        "finished_at": None,
+        **changes,
+    }
+
+
+def problem(status: int, code: str, **more: Any) -> httpx.Response:
+    content = {"title": code, "status": status, "code": code, "detail": f"{code} it is", "fix": "do better", **more}
+    return httpx.Response(status, json=content, headers={"content-type": "application/problem+json"})
+
+
+def stream(items: Iterable[dict[str, Any]], cursor: str, breaks: bool = False) -> httpx.Response:
+    """A stream of server-sent events that ends after the items, in good order or not."""
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for part in parts():
+            yield part
+
+    def parts() -> Iterable[bytes]:
+        yield b": keep-alive\n\n"
+        for item in items:
+            yield f"id: {item[cursor]}\ndata: {json.dumps(item)}\n\n".encode()
+        if breaks:
+            raise httpx.ReadError("connection reset")
+
+    class Both(httpx.SyncByteStream, httpx.AsyncByteStream):
+        def __iter__(self) -> Any:
+            return iter(parts())
+
+        def __aiter__(self) -> Any:
+            return chunks()
+
+    return httpx.Response(200, headers={"content-type": "text/event-stream"}, stream=Both())
+
+
+Answer = httpx.Response | Exception
+Script = Callable[[httpx.Request], Answer]
+
+
+class ControlPlane:
+    """Answers requests by (method, path), each from a list whose last answer repeats."""
+
+    def __init__(self, answers: dict[str, list[Answer | Script]]) -> None:
+        self.answers = {key: list(given) for key, given in answers.items()}
+        self.requests: list[httpx.Request] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        followed = " SSE" if request.headers.get("accept") == "text/event-stream" else ""
+        given = self.answers[f"{request.method} {request.url.path}{followed}"]
+        answer = given.pop(0) if len(given) > 1 else given[0]
+        if callable(answer):
+            answer = answer(request)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def client(self) -> Client:
+        return Client("http://control", transport=httpx.MockTransport(self))
+
+    def async_client(self) -> AsyncClient:
+        return AsyncClient("http://control", transport=httpx.MockTransport(self))

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from torch.distributed import Store
+from torch.distributed import HashStore, PrefixStore, Store
 
 
 @dataclass(frozen=True)
@@ -97,3 +97,62 @@ class Membership(Protocol):
         The job is done once data replica 0, which saves, has finished whole; whoever is left is let go then.
         """
         ...
+
+
+class StaticMembership:
+    """One generation for the whole run: one process, or what torchrun has started.
+
+    Args:
+        data: data-parallel degree.
+        replica: this worker's place on the data axis.
+        store: where the data groups meet; not needed at ``data`` 1.
+        on_report: receives what the worker reports, as (kind, record).
+    """
+
+    def __init__(
+        self,
+        data: int = 1,
+        replica: int = 0,
+        store: Store | None = None,
+        on_report: Callable[[str, dict[str, Any]], None] = lambda kind, record: None,
+    ) -> None:
+        if data > 1 and store is None:
+            raise ValueError(f"{data} replicas need a store to meet at")
+        self._generation = Generation(
+            number=1,
+            data=data,
+            replica=replica,
+            step=None,
+            roll_forward=False,
+            source=None,
+            commit=None,
+            store=PrefixStore("g1", HashStore() if store is None else store),
+        )
+        self._on_report = on_report
+        self._joined = False
+        self._cause: str | None = None
+
+    def join(self, standing: Standing) -> Generation | None:
+        """The one generation; RuntimeError when it is asked for another, which only a failure brings about."""
+        if self._joined:
+            raise RuntimeError(f"this run lost a replica and cannot go on without it: {self._cause}")
+        self._joined = True
+        return self._generation
+
+    def save_requested(self) -> bool:
+        return False
+
+    def boundary_requested(self) -> bool:
+        return False
+
+    def on_broken(self, callback: Callable[[], None] | None) -> None:
+        """Nobody watches the other replicas; the connections to them do."""
+
+    def failed(self, generation: Generation, cause: str) -> None:
+        self._cause = self._cause or cause
+
+    def report(self, kind: str, record: dict[str, Any]) -> None:
+        self._on_report(kind, record)
+
+    def finish(self) -> None:
+        """Nobody needs to hear it."""

@@ -1,0 +1,281 @@
+"""CPU with gloo and GPU with NCCL behind one interface: where tensors live, and groups that can be torn down.
+
+A group of the data axis must let go of everybody at once when a member is gone. Neither backend does that by itself:
+a gloo call waits for its timeout unless a connection closes, and an NCCL call waits for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import socket
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+_WAIT_SLICE = timedelta(milliseconds=50)
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where a rank computes, and which backend its groups use."""
+
+    torch_device: torch.device
+
+    @classmethod
+    def of_rank(cls, local_rank: int, *, gpu: bool) -> Device:
+        """The GPU with the number of the rank on its host, or the CPU."""
+        return cls(torch.device("cuda", local_rank) if gpu else torch.device("cpu"))
+
+    @property
+    def type(self) -> str:
+        """ "cpu" or "cuda"."""
+        return self.torch_device.type
+
+    @property
+    def backend(self) -> str:
+        """The name torch.distributed knows the backend by."""
+        return "nccl" if self.type == "cuda" else "gloo"
+
+    def synchronize(self) -> None:
+        """Returns when all that was queued on the device is done."""
+        if self.type == "cuda":
+            torch.cuda.synchronize(self.torch_device)
+
+    def breakable_group(self) -> BreakableGroup:
+        """A group that is yet to be formed."""
+        return NcclGroup(self.torch_device) if self.type == "cuda" else GlooGroup()
+
+
+class BreakableGroup(ABC):
+    """A process group whose calls block until they are done, and fail at once after `abort`.
+
+    Every method but `abort` is called by one thread. Errors are RuntimeError.
+    """
+
+    def __init__(self) -> None:
+        self._aborted = threading.Event()
+        self._news: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._group: Any = None
+
+    @abstractmethod
+    def form(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+        """Connects to the others. ``store`` is unique to this group."""
+
+    def all_reduce(self, tensors: Sequence[Tensor], operation: dist.ReduceOp.RedOpType) -> None:
+        """Reduces each tensor in place."""
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp(operation)
+        self._run([lambda tensor=tensor: self._group.allreduce([tensor], options) for tensor in tensors])
+
+    def broadcast(self, tensors: Sequence[Tensor], source: int) -> None:
+        """Fills each tensor in place with that of the member ``source``."""
+        options = dist.BroadcastOptions()
+        options.rootRank = source
+        options.rootTensor = 0
+        self._run([lambda tensor=tensor: self._group.broadcast([tensor], options) for tensor in tensors])
+
+    def abort(self) -> None:
+        """Makes the current call and all later ones fail, here and at the other members. From any thread."""
+        self._aborted.set()
+        self._disconnect()
+        self._news.put(None)
+
+    @abstractmethod
+    def close(self) -> None:
+        """Frees the group, whose members are all done with it or that was aborted."""
+
+    @abstractmethod
+    def _disconnect(self) -> None: ...
+
+    @abstractmethod
+    def _run(self, starts: Sequence[Callable[[], dist.Work]]) -> None: ...
+
+    def _check(self) -> None:
+        if self._aborted.is_set():
+            raise RuntimeError("the group was aborted")
+
+
+class GlooGroup(BreakableGroup):
+    """gloo: torn down by shutting its connections.
+
+    A call that is under way when that happens may never return (a send posted in that very moment is lost). So nobody
+    waits for the call itself but for word from it, which `abort` gives as well; the call is then left behind, with all
+    it refers to, until it ends.
+    """
+
+    _left_behind: list[tuple[Any, list[dist.Work]]] = []  # noqa: RUF012 (process-wide: freeing one would wait for its calls)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._before: set[_Connection] = set()
+        self._connections: set[_Connection] | None = None
+        self._pending: list[dist.Work] = []
+
+    def form(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+        patient = _InterruptibleStore(store, self._aborted)
+        formed: list[Any] = []
+        failed: list[Exception] = []
+
+        def connect() -> None:
+            try:
+                formed.append(dist.ProcessGroupGloo(patient, rank, size, timeout))
+            except RuntimeError as error:
+                failed.append(error)
+            self._news.put(None)
+
+        self._before = _tcp_connections()
+        # In a thread of its own, since a connection to a peer that has died since it gave its address cannot be
+        # interrupted.
+        threading.Thread(target=connect, name="form-data-group", daemon=True).start()
+        self._news.get()
+        self._check()
+        if failed:
+            raise failed[0]
+        self._group = formed[0]
+        opened = _tcp_connections() - self._before
+        patient.set(f"ends/{rank}", json.dumps([list(each.local) for each in opened]))
+        theirs = {tuple(end) for peer in range(size) if peer != rank for end in json.loads(patient.get(f"ends/{peer}"))}
+        with self._lock:
+            # Other threads of the process may have connected elsewhere in the meantime; those are none of ours.
+            self._connections = {each for each in opened if each.remote in theirs}
+        self._check()
+
+    def close(self) -> None:
+        group, self._group = self._group, None
+        pending = [work for work in self._pending if not work.is_completed()]
+        if pending:
+            GlooGroup._left_behind.append((group, pending))
+        GlooGroup._left_behind[:] = [
+            (held, works) for held, works in GlooGroup._left_behind if not all(work.is_completed() for work in works)
+        ]
+
+    def _disconnect(self) -> None:
+        with self._lock:
+            connections = _tcp_connections() - self._before if self._connections is None else self._connections
+        for connection in connections:
+            connection.shut()
+
+    def _run(self, starts: Sequence[Callable[[], dist.Work]]) -> None:
+        self._check()
+        for start in starts:
+            work = start()
+            self._pending.append(work)
+            work.get_future().add_done_callback(self._news.put)
+        for _ in starts:
+            done = self._news.get()
+            self._check()
+            done.wait()  # raises what went wrong
+        self._pending.clear()
+
+
+class NcclGroup(BreakableGroup):
+    """NCCL: torn down by its own abort. Calls block the host, so that success means that all members took part."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+
+    def form(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+        # The default is to end the process on an error; here an error ends the generation.
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        self._group = dist.ProcessGroupNCCL(_InterruptibleStore(store, self._aborted), rank, size, options)
+        # NCCL connects at the first call.
+        self.all_reduce([torch.zeros(1, device=self._device)], dist.ReduceOp.SUM)
+
+    def close(self) -> None:
+        if self._group is not None:
+            self._group.abort()
+            self._group = None
+
+    def _disconnect(self) -> None:
+        if self._group is not None:
+            self._group.abort()
+
+    def _run(self, starts: Sequence[Callable[[], dist.Work]]) -> None:
+        self._check()
+        for work in [start() for start in starts]:
+            work.wait()
+        torch.cuda.current_stream(self._device).synchronize()
+        self._check()
+
+
+class _InterruptibleStore(dist.Store):
+    """A store whose waits end when ``interrupted`` is set: a peer that died has nothing to say."""
+
+    def __init__(self, store: dist.Store, interrupted: threading.Event) -> None:
+        super().__init__()
+        self._store = store
+        self._interrupted = interrupted
+
+    def set(self, key: str, value: Any) -> None:
+        self._store.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        return self._store.get(key)
+
+    def add(self, key: str, value: int) -> int:
+        return self._store.add(key, value)
+
+    def check(self, keys: list[str]) -> bool:
+        return self._store.check(keys)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        left = self._store.timeout if timeout is None else timeout
+        while True:
+            if self._interrupted.is_set():
+                raise RuntimeError("the group was aborted while it formed")
+            try:
+                return self._store.wait(keys, min(left, _WAIT_SLICE))
+            except dist.DistStoreError:
+                left -= _WAIT_SLICE
+                if left <= timedelta(0):
+                    raise
+
+
+@dataclass(frozen=True)
+class _Connection:
+    """A TCP connection of this process. The inode tells it from a later one with the same descriptor."""
+
+    descriptor: int
+    inode: str
+    local: tuple[str, int]
+    remote: tuple[str, int]
+
+    def shut(self) -> None:
+        """Ends it for both sides, without closing a descriptor that others own."""
+        with contextlib.suppress(OSError):  # closed since by its owner, which serves as well
+            if _inode(self.descriptor) == self.inode:
+                with socket.socket(fileno=os.dup(self.descriptor)) as copy:
+                    copy.shutdown(socket.SHUT_RDWR)
+
+
+def _inode(descriptor: int) -> str:
+    return str(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+
+def _tcp_connections() -> set[_Connection]:
+    found = set()
+    for descriptor in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+        with contextlib.suppress(OSError):  # no socket, not connected, or closed since
+            inode = _inode(descriptor)
+            if inode.startswith("socket:"):
+                with socket.socket(fileno=os.dup(descriptor)) as copy:
+                    if copy.family in (socket.AF_INET, socket.AF_INET6):
+                        local, remote = copy.getsockname()[:2], copy.getpeername()[:2]
+                        found.add(_Connection(descriptor, inode, local, remote))
+    return found

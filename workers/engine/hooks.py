@@ -1,0 +1,169 @@
+"""What happens every so many steps beside training: evaluation, reports, checkpoints. The loop knows none by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+import torch
+
+from rubato.spec import JobSpec
+from workers.engine.checkpoint import CheckpointStore
+from workers.engine.data import Sampler
+from workers.engine.membership import Generation, Membership
+from workers.engine.mesh import ReplicaMesh
+from workers.engine.parallel.data import DataGroup
+from workers.engine.parallel.pipeline import Runner
+from workers.engine.parallel.tensor import NOT_COUNTED
+from workers.engine.state import TrainingState
+from workers.engine.watch import Throughput, model_flops_utilization, peak_flops
+
+
+@dataclass
+class Session:
+    """A generation as this worker lives it.
+
+    Attributes:
+        samples: this replica's places in the global batch.
+        runner: runs them.
+        record: what the last step came to, with the fields of ``rubato.resources.Metric`` that are known; None when
+            no step led here (at the first step, or right after a checkpoint was loaded).
+        together: runs something on the data axis; all workers of the replica succeed or all raise DataAxisError.
+    """
+
+    generation: Generation
+    data: DataGroup
+    samples: range
+    runner: Runner
+    together: Callable[[Callable[[], None]], None]
+    record: dict[str, Any] | None = None
+
+
+class Hook(Protocol):
+    """Called by all workers after every ``every`` steps, and after the last where ``at_end``.
+
+    Called again for the step a generation begins with, since of the one before some may not have come to it; so
+    doing it twice must be harmless.
+    """
+
+    every: int
+    at_end: bool
+
+    def __call__(self, session: Session) -> None: ...
+
+
+def due(hook: Hook, step: int, steps: int) -> bool:
+    """Whether a hook is to be called after ``step`` of ``steps`` steps."""
+    return step > 0 and ((hook.every > 0 and step % hook.every == 0) or (hook.at_end and step == steps))
+
+
+class Validation:
+    """Loss on held-out text, split over the replicas like a training batch; into the record of the step."""
+
+    def __init__(self, spec: JobSpec, sampler: Sampler, mesh: ReplicaMesh) -> None:
+        self.every = spec.data.validation.every
+        self.at_end = self.every > 0
+        self._sampler = sampler
+        self._mesh = mesh
+        self._nominal = spec.train.global_batch * spec.data.sequence_length
+
+    def __call__(self, session: Session) -> None:
+        device = self._mesh.device.torch_device
+        sums = torch.zeros(2, dtype=torch.float64, device=device)
+        for index in range(self._sampler.validation_batches):
+            tokens_BS, targets_BS = self._sampler.validation_batch(index, session.samples)
+            loss = session.runner.evaluate(tokens_BS.to(device), targets_BS.to(device))
+            sums += torch.stack([loss, (targets_BS != NOT_COUNTED).sum().to(loss)])
+        session.together(lambda: session.data.sum([sums]))
+        # Only the last stage has losses, and each of its tensor ranks has the same.
+        (loss,) = self._mesh.sum([float(sums[0]) if self._mesh.tensor.index == 0 else 0.0])
+        if session.record is not None:
+            session.record["validation_loss"] = loss * self._nominal / float(sums[1])
+
+
+class Report:
+    """Hands the record of each step over; the first worker of the first replica does."""
+
+    every = 1
+    at_end = False
+
+    def __init__(self, spec: JobSpec, membership: Membership, mesh: ReplicaMesh) -> None:
+        self._spec = spec
+        self._membership = membership
+        self._mesh = mesh
+        self._throughput = Throughput()
+        self._generation: int | None = None
+        self._reported: int | None = None
+        self._first = mesh.pipeline.index == mesh.tensor.index == 0
+        self._peak = peak_flops(mesh.device.torch_device, spec.train.precision) if self._first else 0.0
+
+    def __call__(self, session: Session) -> None:
+        record = session.record
+        if not self._first or session.generation.replica != 0 or record is None or record["step"] == self._reported:
+            return
+        if self._generation != session.generation.number:
+            self._generation = session.generation.number
+            self._throughput.restart()
+        workers = self._mesh.layout(session.generation.data).world_size
+        rate = self._throughput.add(record["step_tokens"], record["step_s"])
+        record |= {
+            "tokens_per_s": rate,
+            "mfu": model_flops_utilization(rate, self._spec, workers, self._peak),
+            "generation": session.generation.number,
+            "data": session.generation.data,
+        }
+        self._membership.report("metric", {name: value for name, value in record.items() if name != "step_tokens"})
+        if record["validation_loss"] is not None:
+            loss = record["validation_loss"]
+            message = f"validation loss {loss:.4f} at step {record['step']}"
+            event = {"kind": "validation", "message": message, "data": {"step": record["step"], "loss": loss}}
+            self._membership.report("event", event)
+        self._reported = record["step"]
+
+
+class Checkpoint:
+    """Saves the state; the first replica does, all its workers together."""
+
+    at_end = True
+
+    def __init__(
+        self, spec: JobSpec, membership: Membership, mesh: ReplicaMesh, store: CheckpointStore, state: TrainingState
+    ) -> None:
+        self.every = spec.checkpoint.every
+        self._spec = spec
+        self._membership = membership
+        self._mesh = mesh
+        self._store = store
+        self._state = state
+
+    def __call__(self, session: Session) -> None:
+        if session.generation.replica == 0:
+            self.save(session.generation.data, session.record["loss"] if session.record else None)
+
+    def save(self, data: int, loss: float | None) -> None:
+        """Saves, unless a checkpoint of this step is there.
+
+        Args:
+            data: data degree of the generation.
+            loss: of the last step, when it is known.
+        """
+        step = self._state.step
+        assert step is not None
+        began = datetime.now(UTC)
+        stored = self._store.save(
+            step,
+            self._state.state_dict(),
+            layout=self._mesh.layout(data),
+            spec=self._spec,
+            loss=loss,
+            group=self._mesh.group,
+        )
+        if stored.manifest.at >= began and self._mesh.pipeline.index == self._mesh.tensor.index == 0:
+            seconds = (datetime.now(UTC) - began).total_seconds()
+            size = sum(file.bytes for file in stored.manifest.files.values())
+            event = {"step": step, "bytes": size, "seconds": seconds}
+            self._membership.report(
+                "event", {"kind": "checkpoint.saved", "message": f"checkpoint of step {step} saved", "data": event}
+            )

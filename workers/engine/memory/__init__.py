@@ -1,0 +1,1 @@
+"""What training costs in memory, and the ways to pay less."""

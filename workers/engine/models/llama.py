@@ -1,0 +1,210 @@
+"""The Llama family: a decoder written for one device, and the plan that splits it over a tensor axis.
+
+RMSNorm before each block, rotary positions, grouped-query attention, SwiGLU (Touvron et al. 2023,
+https://arxiv.org/abs/2302.13971; https://arxiv.org/abs/2307.09288).
+
+Dims in names: B sequences, S positions, D hidden, H heads, E dims a head, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+)
+from torch.nn import functional
+
+from rubato.spec import JobSpec
+
+INITIAL_STD = 0.02
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """Sizes of the whole model, whatever part of it a rank holds."""
+
+    hidden_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    ffn_size: int
+    vocab_size: int
+    sequence_length: int
+    rope_theta: float
+    norm_eps: float
+    tie_embeddings: bool
+
+    @classmethod
+    def from_spec(cls, spec: JobSpec) -> Self:
+        """The model that a job trains."""
+        sizes = spec.model.model_dump(exclude={"family", "preset"})
+        return cls(**sizes, vocab_size=spec.data.vocab_size, sequence_length=spec.data.sequence_length)
+
+    @property
+    def head_size(self) -> int:
+        return self.hidden_size // self.heads
+
+
+def rotations(length: int, head_size: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the rotary angles, each (length, head_size / 2), fp32 or wider."""
+    dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
+    exponents = torch.arange(0, head_size, 2, device=device, dtype=dtype) / head_size
+    angles = torch.outer(torch.arange(length, device=device, dtype=dtype), theta**-exponents)
+    return angles.cos(), angles.sin()
+
+
+def rotate(heads_BSHE: Tensor, cos_SE: Tensor, sin_SE: Tensor) -> Tensor:
+    """Turns each pair of dims (first half, second half) by its position's angle, in the precision of the angles."""
+    first, second = heads_BSHE.to(cos_SE.dtype).chunk(2, dim=-1)
+    cos, sin = cos_SE[:, None], sin_SE[:, None]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(heads_BSHE.dtype)
+
+
+class Attention(nn.Module):
+    """Causal self-attention. Counts heads from the width of its weights, so it runs on a share of them too."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.head_size = config.head_size
+        self.wq = nn.Linear(config.hidden_size, config.heads * self.head_size, bias=False)
+        self.wk = nn.Linear(config.hidden_size, config.kv_heads * self.head_size, bias=False)
+        self.wv = nn.Linear(config.hidden_size, config.kv_heads * self.head_size, bias=False)
+        self.wo = nn.Linear(config.heads * self.head_size, config.hidden_size, bias=False)
+
+    def forward(self, hidden_BSD: Tensor, cos_SE: Tensor, sin_SE: Tensor) -> Tensor:
+        query, key, value = (
+            project(hidden_BSD).unflatten(-1, (-1, self.head_size)) for project in (self.wq, self.wk, self.wv)
+        )
+        query, key = rotate(query, cos_SE, sin_SE), rotate(key, cos_SE, sin_SE)
+        mixed_BHSE = functional.scaled_dot_product_attention(
+            query.transpose(1, 2),
+            key.transpose(1, 2),
+            value.transpose(1, 2),
+            is_causal=True,
+            enable_gqa=query.shape[2] != key.shape[2],
+        )
+        return self.wo(mixed_BHSE.transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Module):
+    """SwiGLU: w2(silu(w1 x) * w3 x)."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.w1 = nn.Linear(config.hidden_size, config.ffn_size, bias=False)
+        self.w2 = nn.Linear(config.ffn_size, config.hidden_size, bias=False)
+        self.w3 = nn.Linear(config.hidden_size, config.ffn_size, bias=False)
+
+    def forward(self, hidden_BSD: Tensor) -> Tensor:
+        return self.w2(functional.silu(self.w1(hidden_BSD)) * self.w3(hidden_BSD))
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each added to the residual stream."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.attention = Attention(config)
+        self.ffn_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.feed_forward = FeedForward(config)
+
+    def forward(self, hidden_BSD: Tensor, cos_SE: Tensor, sin_SE: Tensor) -> Tensor:
+        hidden_BSD = hidden_BSD + self.attention(self.attention_norm(hidden_BSD), cos_SE, sin_SE)
+        return hidden_BSD + self.feed_forward(self.ffn_norm(hidden_BSD))
+
+
+class Llama(nn.Module):
+    """A stretch of the decoder: all of it, or one pipeline stage.
+
+    The first part takes token ids (B, S) and embeds them, the others take hidden states (B, S, D); the last part
+    returns logits (B, S, V), the others hidden states. Layers are keyed by their number in the whole model, so a
+    parameter has one name in every layout.
+    """
+
+    def __init__(
+        self, config: LlamaConfig, layers: range | None = None, *, first: bool = True, last: bool = True
+    ) -> None:
+        super().__init__()
+        self.config = config
+        held = range(config.layers) if layers is None else layers
+        self.tok_embeddings = nn.Embedding(config.vocab_size, config.hidden_size) if first else None
+        self.layers = nn.ModuleDict({str(number): Block(config) for number in held})
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps) if last else None
+        self.output = nn.Linear(config.hidden_size, config.vocab_size, bias=False) if last else None
+        self.tie_weights()
+
+    def tie_weights(self) -> None:
+        """Makes the output share the embedding's weight, where the config says so. Needed again after `to_empty`."""
+        if self.config.tie_embeddings and self.tok_embeddings is not None and self.output is not None:
+            self.output.weight = self.tok_embeddings.weight
+
+    def forward(self, tokens_BS_or_hidden_BSD: Tensor) -> Tensor:
+        hidden_BSD = tokens_BS_or_hidden_BSD
+        if self.tok_embeddings is not None:
+            hidden_BSD = self.tok_embeddings(hidden_BSD)
+        config = self.config
+        cos_SE, sin_SE = rotations(config.sequence_length, config.head_size, config.rope_theta, hidden_BSD.device)
+        for layer in self.layers.values():
+            hidden_BSD = layer(hidden_BSD, cos_SE, sin_SE)
+        if self.norm is not None and self.output is not None:
+            return self.output(self.norm(hidden_BSD))
+        return hidden_BSD
+
+
+def initial_value(name: str, shape: torch.Size, config: LlamaConfig, generator: torch.Generator) -> Tensor:
+    """The first value of a parameter, by its global name and global shape, on the CPU.
+
+    Norms are ones. Weights are normal with a deviation of 0.02, and the two that write to the residual stream are
+    scaled down by sqrt(2 x layers), so its variance at the output does not grow with depth (GPT-2).
+    """
+    value = torch.empty(shape)
+    if value.ndim == 1:
+        return nn.init.ones_(value)
+    into_residual = name.endswith(("attention.wo.weight", "feed_forward.w2.weight"))
+    std = INITIAL_STD / math.sqrt(2 * config.layers) if into_residual else INITIAL_STD
+    return nn.init.normal_(value, std=std, generator=generator)
+
+
+def tensor_plan(part: Llama) -> dict[str, ParallelStyle]:
+    """How the modules of a part are split over the tensor axis, by module name.
+
+    Heads, feed-forward width and vocabulary are sharded; between blocks the residual stream is sharded along the
+    sequence (Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198). Stages pass their sequence shards on, and
+    the logits stay sharded over the vocabulary: parts take and return plain local tensors.
+    """
+    sequence, whole = Shard(1), Replicate()
+    plan: dict[str, ParallelStyle] = {}
+    if part.tok_embeddings is not None:
+        plan["tok_embeddings"] = RowwiseParallel(input_layouts=whole, output_layouts=sequence)
+    if part.output is not None:
+        plan["norm"] = SequenceParallel()
+        plan["output"] = ColwiseParallel(input_layouts=sequence, output_layouts=Shard(-1))
+    for number in part.layers:
+        block = f"layers.{number}."
+        plan |= {
+            block + "attention_norm": SequenceParallel(),
+            block + "attention": PrepareModuleInput(
+                input_layouts=(sequence, None, None), desired_input_layouts=(whole, None, None)
+            ),
+            block + "attention.wq": ColwiseParallel(),
+            block + "attention.wk": ColwiseParallel(),
+            block + "attention.wv": ColwiseParallel(),
+            block + "attention.wo": RowwiseParallel(output_layouts=sequence),
+            block + "ffn_norm": SequenceParallel(),
+            block + "feed_forward": PrepareModuleInput(input_layouts=(sequence,), desired_input_layouts=(whole,)),
+            block + "feed_forward.w1": ColwiseParallel(),
+            block + "feed_forward.w3": ColwiseParallel(),
+            block + "feed_forward.w2": RowwiseParallel(output_layouts=sequence),
+        }
+    return plan

@@ -1,0 +1,164 @@
+"""The pipeline axis: which layers a rank holds, and the order its micro-batches go through them.
+
+A replica that is one stage runs its micro-batches one after the other with the same interface, so gradient
+accumulation and pipelining are one thing to the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from rubato.layout import split_evenly
+from rubato.spec import ParallelismSpec
+from workers.engine.mesh import ReplicaMesh
+from workers.engine.parallel.tensor import TokenLoss
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The consecutive layers of one stage."""
+
+    stage: int
+    layers: range
+    first: bool
+    last: bool
+
+
+def stretches(shape: ParallelismSpec, layers: int, rank: int) -> list[Stretch]:
+    """The stages of a pipeline rank, ascending: rank r of p holds stages r, r + p, r + 2p and so on."""
+    stages = shape.pipeline * shape.virtual_stages
+    counts = split_evenly(layers, stages)
+    return [
+        Stretch(stage, range(sum(counts[:stage]), sum(counts[: stage + 1])), stage == 0, stage == stages - 1)
+        for stage in range(rank, stages, shape.pipeline)
+    ]
+
+
+class Runner(Protocol):
+    """Runs the micro-batches of a replica, of a fixed number and shape."""
+
+    def train(self, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
+        """Forward and backward; gradients add up in the parameters. The sum of the losses, 0 without the last stage."""
+        ...
+
+    def evaluate(self, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
+        """Forward only. The sum of the losses, 0 without the last stage."""
+        ...
+
+
+class OneStage:
+    """The whole model on this rank (or on its tensor axis)."""
+
+    def __init__(self, part: nn.Module, micro_batch: int, loss: TokenLoss) -> None:
+        self._part = part
+        self._micro_batch = micro_batch
+        self._loss = loss
+
+    def train(self, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
+        return self._run(tokens_BS, targets_BS, lambda loss: loss.backward())
+
+    @torch.no_grad()
+    def evaluate(self, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
+        return self._run(tokens_BS, targets_BS, lambda loss: None)
+
+    def _run(self, tokens_BS: Tensor, targets_BS: Tensor, then: Callable[[Tensor], None]) -> Tensor:
+        total = torch.zeros((), dtype=torch.float64, device=tokens_BS.device)
+        batches = zip(tokens_BS.split(self._micro_batch), targets_BS.split(self._micro_batch), strict=True)
+        with self._loss.computing():
+            for tokens, targets in batches:
+                loss = self._loss(self._part(tokens), targets)
+                then(loss)
+                total += loss.detach()
+        return total
+
+
+class ManyStages:
+    """Stages on the ranks of a pipeline axis, by torch.distributed.pipelining.
+
+    A stage freezes number and shape of its micro-batches, so another data degree needs other stages. They are told
+    the shapes they exchange, which saves them a round of finding out.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[nn.Module],
+        held: Sequence[Stretch],
+        shape: ParallelismSpec,
+        mesh: ReplicaMesh,
+        count: int,
+        boundary: Boundary,
+        loss: TokenLoss,
+    ) -> None:
+        self._make = lambda: _schedule(parts, held, shape, mesh, count, boundary, loss)
+        self._first = any(stretch.first for stretch in held)
+        self._last = any(stretch.last for stretch in held)
+        self._loss = loss
+        self._training = self._make()
+        self._evaluation = None
+
+    def train(self, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
+        return self._run(self._training.step, tokens_BS, targets_BS)
+
+    @torch.no_grad()
+    def evaluate(self, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
+        # Stages of their own: those that train would be set up anew at each change.
+        self._evaluation = self._evaluation or self._make()
+        return self._run(self._evaluation.eval, tokens_BS, targets_BS)
+
+    def _run(self, step: Callable[..., object], tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
+        losses: list[Tensor] = []
+        with self._loss.computing():
+            step(
+                *([tokens_BS] if self._first else []),
+                target=targets_BS if self._last else None,
+                losses=losses if self._last else None,
+                return_outputs=False,
+            )
+        total = torch.zeros((), dtype=torch.float64, device=tokens_BS.device)
+        for loss in losses:
+            total += loss.detach()
+        return total
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """What stages exchange, on the meta device: token ids in, hidden states between, logits out."""
+
+    tokens: Tensor
+    hidden: Tensor
+    logits: Tensor
+
+
+def _schedule(
+    parts: Sequence[nn.Module],
+    held: Sequence[Stretch],
+    shape: ParallelismSpec,
+    mesh: ReplicaMesh,
+    count: int,
+    boundary: Boundary,
+    loss: TokenLoss,
+):
+    # Imported when needed: it pulls in the compiler, half a second that a replica of one stage need not wait.
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+
+    stages = [
+        PipelineStage(
+            part,
+            stretch.stage,
+            shape.pipeline * shape.virtual_stages,
+            mesh.device.torch_device,
+            input_args=boundary.tokens if stretch.first else boundary.hidden,
+            output_args=boundary.logits if stretch.last else boundary.hidden,
+            group=mesh.pipeline.group,
+        )
+        for part, stretch in zip(parts, held, strict=True)
+    ]
+    if shape.schedule == "interleaved":
+        return ScheduleInterleaved1F1B(stages, count, loss_fn=loss, scale_grads=False)
+    kind = ScheduleGPipe if shape.schedule == "gpipe" else Schedule1F1B
+    return kind(stages[0], count, loss_fn=loss, scale_grads=False)

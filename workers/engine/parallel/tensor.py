@@ -1,0 +1,110 @@
+"""The tensor axis: DTensor styles with sequence parallelism, and a loss over a vocabulary that is split.
+
+DTensor is at work inside a part. What goes in and comes out is plain: token ids, this rank's shard of the sequence,
+this rank's shard of the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ParallelStyle, loss_parallel, parallelize_module
+from torch.nn import functional
+
+NOT_COUNTED = -100
+
+
+def split_over_tensor_axis(part: nn.Module, plan: dict[str, ParallelStyle], axis: DeviceMesh) -> None:
+    """Makes the parameters of a part DTensors over ``axis`` (one dim), as its plan says."""
+    parallelize_module(part, axis, plan)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of a tensor that this rank holds, sharing its memory."""
+    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def is_replicated(tensor: Tensor) -> bool:
+    """Whether every rank of the tensor axis holds all of it."""
+    return isinstance(tensor, DTensor) and all(placement.is_replicate() for placement in tensor.placements)
+
+
+@torch.no_grad()
+def set_whole(tensor: Tensor, value: Tensor) -> None:
+    """Sets a tensor, or this rank's shard of it, from the value of the whole."""
+    if isinstance(tensor, DTensor):
+        # Every rank has the value, so nothing needs to be sent.
+        value = distribute_tensor(
+            value.to(tensor.device), tensor.device_mesh, tensor.placements, src_data_rank=None
+        ).to_local()
+    local(tensor).copy_(value)
+
+
+def local_gradients(parameters: Iterable[tuple[str, nn.Parameter]], group: dist.ProcessGroup | None) -> list[Tensor]:
+    """The gradient of each local shard, taken from the parameters.
+
+    What every rank of the tensor axis holds, such as the norms of sequence parallelism, has on each rank the gradient
+    of that rank's positions alone. These are summed over the axis, all in one call.
+    """
+    gradients: list[Tensor] = []
+    partial: list[Tensor] = []
+    for name, parameter in parameters:
+        gradient, parameter.grad = parameter.grad, None
+        if gradient is None:
+            raise RuntimeError(f"parameter {name} has no gradient: the loss does not depend on it")
+        if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
+            if gradient.placements == parameter.placements:
+                gradient = gradient.to_local()
+            elif is_replicated(parameter) and gradient.placements[0].is_partial():
+                gradient = gradient.to_local()
+                partial.append(gradient)
+            else:
+                gradient = gradient.redistribute(placements=parameter.placements).to_local()
+        gradients.append(gradient)
+    if partial:
+        flat = torch.cat([gradient.flatten() for gradient in partial])
+        dist.all_reduce(flat, group=group)
+        for gradient, whole in zip(partial, flat.split([gradient.numel() for gradient in partial]), strict=True):
+            gradient.copy_(whole.view_as(gradient))
+    return gradients
+
+
+class TokenLoss:
+    """Cross-entropy summed over real tokens and divided by ``nominal``, a constant of the run.
+
+    A constant, since the number of real tokens is known only when all replicas have counted theirs; that is put right
+    in the sums afterwards, so neither micro-batches nor replicas have a weight to get wrong.
+
+    Args:
+        nominal: positions of a global batch.
+        axis: the tensor axis the vocabulary is split over; None: it is whole.
+    """
+
+    def __init__(self, nominal: int, axis: DeviceMesh | None) -> None:
+        self._nominal = nominal
+        self._axis = axis
+
+    def __call__(self, logits_BSV: Tensor, targets_BS: Tensor) -> Tensor:
+        if logits_BSV.dtype is torch.bfloat16:
+            logits_BSV = logits_BSV.float()
+        if self._axis is not None:
+            logits_BSV = DTensor.from_local(logits_BSV, self._axis, [Shard(2)], run_check=False)
+        loss = functional.cross_entropy(
+            logits_BSV.flatten(0, 1), targets_BS.flatten(), ignore_index=NOT_COUNTED, reduction="sum"
+        )
+        return (loss.to_local() if isinstance(loss, DTensor) else loss) / self._nominal
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """To be entered around the forward and the backward pass."""
+        if self._axis is None:
+            yield
+        else:
+            with loss_parallel():
+                yield

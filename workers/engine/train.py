@@ -1,0 +1,315 @@
+"""The loop: what a worker does, step by step, through generations that come and go.
+
+A step is atomic over all workers of a job. Each computes the gradients of its samples, sums them with its peers on the
+data axis and is then *prepared*; all commit together, and only then does anybody step the optimizer. Whenever the data
+axis breaks, a worker therefore holds the state of the last step or of the one before with the gradients to catch up,
+and the next generation goes on from there (``membership.py``).
+
+Errors inside the replica are another matter: a worker whose mate is gone cannot go on, and `train` raises.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rubato.layout import micro_batches, sample_range
+from rubato.spec import JobSpec
+from workers.engine.checkpoint import CheckpointStore
+from workers.engine.data import Sampler, open_corpus
+from workers.engine.hooks import Checkpoint, Hook, Report, Session, Validation, due
+from workers.engine.membership import Generation, Membership, Standing
+from workers.engine.mesh import ReplicaMesh
+from workers.engine.optim import clip_factor, learning_rate, squared_norm
+from workers.engine.parallel.compose import ModelShare
+from workers.engine.parallel.data import DataAxisError, DataGroup, GradientBuckets
+from workers.engine.parallel.pipeline import Runner
+from workers.engine.parallel.tensor import NOT_COUNTED, is_replicated, local_gradients
+from workers.engine.run import RunDirectory
+from workers.engine.state import TrainingState
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """Where a worker was when it ended.
+
+    Attributes:
+        step: optimizer steps its state holds; None: it never had one.
+        finished: whether that is all of them; else it was let go before.
+        tokens: real tokens trained on since the first step of the job.
+        loss: of the last step, nats a token; None when it took part in none.
+    """
+
+    step: int | None
+    finished: bool
+    tokens: int
+    loss: float | None
+
+
+def train(
+    spec: JobSpec,
+    *,
+    membership: Membership,
+    mesh: ReplicaMesh,
+    run: RunDirectory,
+    fence: Callable[[], bool] = lambda: True,
+    warm_up_steps: int = 2,
+) -> TrainResult:
+    """Trains until the job is done or this worker is let go.
+
+    Args:
+        spec: what to train.
+        membership: tells which generation this worker belongs to.
+        mesh: its place in its replica.
+        run: where the corpus and the checkpoints are.
+        fence: whether this attempt may still write checkpoints.
+        warm_up_steps: steps on made-up data before the first generation, so that nobody has to wait for the first,
+            slow ones of a newcomer. 0 where nobody waits.
+
+    Raises:
+        RubatoError: the corpus or a checkpoint cannot be used.
+        RuntimeError: a mate of this worker's replica is gone.
+    """
+    worker = Worker(spec, membership, mesh, run, fence)
+    worker.warm_up(warm_up_steps)
+    finished = False
+    while not finished and (generation := membership.join(worker.standing())) is not None:
+        finished = worker.live(generation)
+    if finished:
+        membership.finish()
+    elif membership.save_requested() and worker.state.step is not None:
+        worker.checkpoint.save(worker.degree, (worker.commit or {}).get("loss"))
+    worker.release_data_group()
+    step = worker.state.step
+    return TrainResult(step, step == spec.train.steps, worker.state.tokens, (worker.commit or {}).get("loss"))
+
+
+class Worker:
+    """One rank of the job: its share of the model, and what it knows of the last step."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        membership: Membership,
+        mesh: ReplicaMesh,
+        run: RunDirectory,
+        fence: Callable[[], bool],
+    ) -> None:
+        self.spec, self.membership, self.mesh = spec, membership, mesh
+        self.device = mesh.device.torch_device
+        self.nominal_tokens = spec.train.global_batch * spec.data.sequence_length
+        self.sampler = Sampler(spec, open_corpus(spec, run.corpus))
+        self.share = ModelShare(spec, mesh)
+        self.state = TrainingState(self.share.parameters, spec.optimizer)
+        self.buckets = GradientBuckets(self.state.leaves, spec.communication.bucket_mb)
+        first_of_tensor = mesh.tensor.index == 0
+        self.in_norm = [first_of_tensor or not is_replicated(each) for each in self.share.parameters.values()]
+        self.checkpoints = CheckpointStore(
+            run.checkpoints,
+            keep_last=spec.checkpoint.keep_last,
+            fence=fence,
+            report=lambda kind, message, data: self.tell(kind, message, **data),
+        )
+        self.checkpoint = Checkpoint(spec, membership, mesh, self.checkpoints, self.state)
+        self.hooks: list[Hook] = [
+            Validation(spec, self.sampler, mesh),
+            Report(spec, membership, mesh),
+            self.checkpoint,
+        ]
+        self.prepared: dict[str, float] | None = None
+        self.commit: dict[str, float] | None = None
+        self.step_seconds = 0.0
+        self.degree = 1
+        self.data: DataGroup | None = None
+
+    def standing(self) -> Standing:
+        """What this worker brings to the next generation."""
+        return Standing(self.state.step, self.prepared is not None, self.commit)
+
+    def live(self, generation: Generation) -> bool:
+        """One generation: True when all steps are done, False when another generation is to be joined."""
+        self.release_data_group()  # whoever joined a new generation is done with the old one
+        self.data = data = DataGroup(generation, self.mesh)
+        self.membership.on_broken(data.abort)
+        try:
+            session = self.enter(generation, data)
+            while True:
+                assert self.state.step is not None
+                for hook in self.hooks:
+                    if due(hook, self.state.step, self.spec.train.steps):
+                        hook(session)
+                if self.state.step >= self.spec.train.steps:
+                    # Nobody ends before the first replica has saved.
+                    self.together(lambda: data.max([self.scalar(0.0)]))
+                    return True
+                if self.step(session):
+                    return False
+        except DataAxisError as error:
+            log.warning("generation %d ended: %s", generation.number, error)
+            return False
+        finally:
+            self.membership.on_broken(None)
+
+    def enter(self, generation: Generation, data: DataGroup) -> Session:
+        """Comes to hold the state that the generation goes on from."""
+        self.together(data.form)
+        if generation.roll_forward:
+            self.update(generation.commit or self.prepared or {})
+        self.prepared = None
+        if generation.step is None:
+            self.restore(data)
+        else:
+            if generation.source is not None:
+                source, step, bucket_mb = generation.source, generation.step, self.spec.communication.bucket_mb
+                self.together(lambda: self.state.receive(data, source, step, bucket_mb))
+            self.commit = generation.commit
+        shape, batch = self.spec.parallelism, self.spec.train.global_batch
+        self.degree = generation.data
+        counts = micro_batches(shape, batch, generation.data)
+        samples = sample_range(shape, batch, generation.data, generation.replica)
+        session = Session(generation, data, samples, self.share.runner(counts[generation.replica]), self.together)
+        session.record = self.record()
+        return session
+
+    def step(self, session: Session) -> bool:
+        """One optimizer step. True when all have agreed to leave the generation after it."""
+        began = time.perf_counter()
+        assert self.state.step is not None
+        tokens_BS, targets_BS = self.sampler.batch(self.state.step, session.samples)
+        loss = self.backward(session.runner, tokens_BS, targets_BS)
+        sums = torch.stack([loss, (targets_BS != NOT_COUNTED).sum().to(loss)])
+        try:
+            self.together(lambda: session.data.sum([*self.buckets.flat, sums]))
+        except DataAxisError:
+            self.buckets.renew()
+            raise
+
+        # Summed over the replica: each stage knows its own gradients, the last one the loss.
+        in_loss = float(sums[0]) if self.mesh.tensor.index == 0 else 0.0
+        leaving = float(self.membership.boundary_requested())
+        squares, loss_sum, leaving = self.mesh.sum(
+            [squared_norm(self.buckets.gradients, self.in_norm), in_loss, leaving]
+        )
+        weight = self.nominal_tokens / float(sums[1])
+        self.prepared = {"loss": loss_sum * weight, "grad_norm": squares**0.5 * weight, "tokens": float(sums[1])}
+        self.step_seconds = time.perf_counter() - began
+
+        leave = self.scalar(leaving)
+        self.together(lambda: session.data.max([leave]))  # the commit
+        self.update(self.prepared)
+        self.prepared = None
+        self.step_seconds = time.perf_counter() - began
+        session.record = self.record()
+        return bool(leave.item())
+
+    def backward(self, runner: Runner, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
+        """Gradients of these samples into the buckets; the sum of their losses over ``nominal_tokens``."""
+        loss = runner.train(tokens_BS.to(self.device), targets_BS.to(self.device))
+        self.buckets.fill(local_gradients(self.share.parameters.items(), self.mesh.tensor.group))
+        return loss
+
+    def update(self, commit: dict[str, float]) -> None:
+        """Steps the optimizer with the gradients in the buckets, as all have committed to."""
+        assert self.state.step is not None
+        weight = self.nominal_tokens / commit["tokens"]
+        self.buckets.scale(weight * clip_factor(commit["grad_norm"], self.spec.train.clip_norm))
+        lr = learning_rate(self.spec.optimizer, self.state.step, self.spec.train.steps)
+        self.state.update(lr, int(commit["tokens"]))
+        self.commit = commit
+        self.membership.report("step", {"step": self.state.step})
+
+    def together(self, action: Callable[[], None]) -> None:
+        """Runs something on the data axis, so that either all workers of the replica go on or all raise.
+
+        The data groups of a replica's workers fail one by one. If one worker left and another went on, the next call
+        inside the replica would never return.
+        """
+        failure: DataAxisError | None = None
+        try:
+            action()
+        except DataAxisError as error:
+            failure = error
+            self.abandon(str(error))  # at once: mates may be waiting for workers who wait for this one
+        (failed,) = self.mesh.max([float(failure is not None)])
+        if failure is not None:
+            raise failure
+        if failed:
+            self.abandon("a worker of this replica left the data axis")
+            raise DataAxisError("a worker of this replica left the data axis")
+
+    def abandon(self, cause: str) -> None:
+        """Ends the generation for everybody."""
+        assert self.data is not None
+        self.data.abort()
+        self.membership.failed(self.data.generation, cause)
+
+    def release_data_group(self) -> None:
+        """Frees the group of a generation that everybody has left."""
+        if self.data is not None:
+            self.data.close()
+            self.data = None
+
+    def restore(self, data: DataGroup) -> None:
+        """Loads the newest checkpoint, or begins at step 0; the same step everywhere."""
+        newest = self.checkpoints.newest(self.mesh.group)
+        # Storage may show a checkpoint to one host before another: all take the newest that all can see.
+        step = self.scalar(newest.step if newest else 0)
+        self.together(lambda: data.min([step]))
+        self.commit = None
+        if step.item() == 0:
+            self.share.initialise()
+            self.state.begin()
+            return
+        state = self.state.state_dict()
+        self.state.drop()
+        self.checkpoints.load(int(step.item()), state, self.mesh.group)
+        self.state.loaded(state)
+        if data.index == self.mesh.pipeline.index == self.mesh.tensor.index == 0:
+            restored = int(step.item())
+            self.tell("checkpoint.restored", f"the checkpoint of step {restored} was loaded", step=restored)
+
+    def warm_up(self, steps: int) -> None:
+        """Takes steps of the real shapes whose result is dropped."""
+        shape, length = self.spec.parallelism, self.spec.data.sequence_length
+        if steps == 0:
+            return
+        count = shape.pipeline  # micro-batches that every schedule can run
+        tokens_BS = torch.zeros(count * shape.micro_batch, length, dtype=torch.int64)
+        runner = self.share.runner(count)
+        self.share.initialise()
+        self.state.begin()
+        for _ in range(steps):
+            self.backward(runner, tokens_BS, tokens_BS)
+            squared_norm(self.buckets.gradients, self.in_norm)
+            self.state.update(lr=0.0, tokens=0)
+        self.state.drop()
+
+    def record(self) -> dict[str, object] | None:
+        """What the last commit came to, as a metric."""
+        if self.commit is None or not self.state.step:
+            return None
+        return {
+            "step": self.state.step,
+            "loss": self.commit["loss"],
+            "grad_norm": self.commit["grad_norm"],
+            "lr": learning_rate(self.spec.optimizer, self.state.step - 1, self.spec.train.steps),
+            "tokens": self.state.tokens,
+            "step_tokens": self.commit["tokens"],
+            "step_s": self.step_seconds,
+            "validation_loss": None,
+        }
+
+    def tell(self, kind: str, message: str, **data: object) -> None:
+        """Reports an event."""
+        self.membership.report("event", {"kind": kind, "message": message, "data": data})
+
+    def scalar(self, value: float) -> Tensor:
+        """A number that can travel over the data axis."""
+        return torch.tensor([value], dtype=torch.float64, device=self.device)

@@ -179,6 +179,15 @@ class Checkpoint(Resource):
     path: str
 
 
+class LogSource(Resource):
+    """A log of a job: one a process and attempt."""
+
+    source: str = Field(description="what to ask for with ?source=", examples=["driver", "r0-rank-1"])
+    attempt: int
+    bytes: int
+    modified_at: datetime
+
+
 class Phase(Resource):
     name: str
     at: datetime

@@ -37,6 +37,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., Any]]] = {
         "watch": watch.watch,
         "events": follow.events,
         "metrics": follow.metrics,
+        "logs": follow.logs,
     },
 }
 

@@ -1,8 +1,8 @@
-"""events and metrics, once or followed to the end of the job."""
+"""events, metrics and logs, once or followed to the end of the job."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, TypeVar
 
 import typer
@@ -11,9 +11,9 @@ from pydantic import BaseModel
 from rubato.cli import text
 from rubato.cli.options import JobName, Json, Url
 from rubato.cli.output import DONE, INTERRUPTED, console, note, print_json
-from rubato.client import Client
+from rubato.client import Client, LogQuery
 from rubato.problems import RubatoError
-from rubato.resources import Event, Metric
+from rubato.resources import Event, LogSource, Metric
 
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on as it happens, until the job is over.")]
 Item = TypeVar("Item", bound=BaseModel)
@@ -86,3 +86,40 @@ def _print(found: Iterable[Item], line: Callable[[Item], str], job: str, followi
         goes_on(job)
         return INTERRUPTED
     return DONE
+
+
+def logs(
+    job: JobName,
+    rank: Annotated[int | None, typer.Option(min=0, help="The log of the worker of this world rank.")] = None,
+    driver: Annotated[bool, typer.Option("--driver", help="The log of the driver; the default.")] = False,
+    source: Annotated[str | None, typer.Option(help="A log by the name that --sources lists.")] = None,
+    attempt: Annotated[int | None, typer.Option(min=1, help="Of this attempt; by default the newest.")] = None,
+    tail: Annotated[int, typer.Option(min=0, max=100_000, help="So many lines from the end.")] = 1000,
+    sources: Annotated[bool, typer.Option("--sources", help="List which logs there are.")] = False,
+    follow: Follow = False,
+    url: Url = None,
+    json: Json = False,
+) -> int:
+    """Print a log of a job."""
+    if sum([rank is not None, driver, source is not None, sources]) > 1:
+        raise typer.BadParameter("--rank, --driver, --source and --sources exclude each other; give one of them")
+    query = LogQuery(rank, "driver" if driver else source, attempt, tail)
+    with Client(url) as client:
+        if sources:
+            return _print(client.log_sources(job).items, _source_line, job, False, json)
+        lines = client.follow_logs(job, query, notice=gone) if follow else _lines(client.logs(job, query))
+        return _print((LogLine(line=line) for line in lines), lambda line: line.line, job, follow, json)
+
+
+class LogLine(BaseModel):
+    """A line of a log, as JSON shows it."""
+
+    line: str
+
+
+def _lines(content: str) -> Iterator[str]:
+    return iter(content.removesuffix("\n").split("\n") if content else ())
+
+
+def _source_line(log: LogSource) -> str:
+    return f"{log.source}  attempt {log.attempt}, {text.short(log.bytes)}B, written {text.age(log.modified_at)} ago"

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 import httpx
 
 from rubato.client import calls
-from rubato.client.calls import Call, Stream
+from rubato.client.calls import DRIVER_LOG, Call, LogQuery, Stream
 from rubato.client.connection import (
     HEADERS,
     STREAM_TIMEOUT,
@@ -23,8 +23,8 @@ from rubato.client.connection import (
     stream_cut,
     through_proxies,
 )
-from rubato.client.sse import Decoder
-from rubato.resources import Checkpoint, Cluster, Event, Job, Metric, Operation, OperationState, Page
+from rubato.client.sse import END, Decoder, ServerSentEvent
+from rubato.resources import Checkpoint, Cluster, Event, Job, LogSource, Metric, Operation, OperationState, Page
 from rubato.spec import JobSpec
 from rubato.states import JobState
 
@@ -94,21 +94,44 @@ class AsyncClient:
     async def cluster(self) -> Cluster:
         return await self._send(calls.cluster())
 
-    def events(self, job: str, *, after: int = 0, limit: int = 500) -> AsyncIterator[Event]:
-        return self._all(calls.event_stream(job, limit), after)
+    async def events(self, job: str, *, after: int = 0) -> AsyncIterator[Event]:
+        while True:
+            page = await self._send(calls.events(job, after))
+            for event in page.items:
+                yield event
+            if page.next is None:
+                return
+            after = page.items[-1].id
 
-    def metrics(self, job: str, *, after: int = 0, limit: int = 1000) -> AsyncIterator[Metric]:
-        return self._all(calls.metric_stream(job, limit), after)
+    async def metrics(self, job: str, *, after: int = 0) -> AsyncIterator[Metric]:
+        while True:
+            page = await self._send(calls.metrics(job, after))
+            for metric in page.items:
+                yield metric
+            if page.next is None:
+                return
+            after = page.items[-1].step
+
+    async def logs(self, job: str, query: LogQuery = DRIVER_LOG) -> str:
+        return await self._send(calls.logs(job, query))
+
+    async def log_sources(self, job: str) -> Page[LogSource]:
+        return await self._send(calls.log_sources(job))
 
     def follow_events(
         self, job: str, *, after: int = 0, patience_s: float = 120.0, notice: Notice | None = None
     ) -> AsyncIterator[Event]:
-        return self._follow(calls.event_stream(job, 500), after, patience_s, notice)
+        return self._follow(calls.event_stream(job), after, patience_s, notice)
 
     def follow_metrics(
         self, job: str, *, after: int = 0, patience_s: float = 120.0, notice: Notice | None = None
     ) -> AsyncIterator[Metric]:
-        return self._follow(calls.metric_stream(job, 1000), after, patience_s, notice)
+        return self._follow(calls.metric_stream(job), after, patience_s, notice)
+
+    def follow_logs(
+        self, job: str, query: LogQuery = DRIVER_LOG, *, patience_s: float = 120.0, notice: Notice | None = None
+    ) -> AsyncIterator[str]:
+        return self._follow(calls.log_stream(job, query), None, patience_s, notice)
 
     async def wait(self, job: str) -> Job:
         async for _ in self.follow_events(job):
@@ -131,41 +154,31 @@ class AsyncClient:
             raise calls.refusal(response)
         return call.read(response.content)
 
-    async def _all(self, stream: Stream[Reply], after: int) -> AsyncIterator[Reply]:
-        while True:
-            page = await self._send(stream.rest(after))
-            for item in page.items:
-                yield item
-            if page.next is None or not page.items:
-                return
-            after = stream.cursor(page.items[-1])
-
     async def _follow(
-        self, stream: Stream[Reply], after: int, patience_s: float, notice: Notice | None
+        self, stream: Stream[Reply], after: int | None, patience_s: float, notice: Notice | None
     ) -> AsyncIterator[Reply]:
         gap = Gap(self.url, patience_s, notice)
         while True:
             try:
-                async with aclosing(self._stream(stream, after)) as items:
-                    async for item in items:
+                async with aclosing(self._events_of(stream, after)) as events:
+                    async for event in events:
                         gap.over()
-                        after = stream.cursor(item)
-                        yield item
-                if (await self._send_once(calls.job(stream.job))).state.terminal:
-                    break
+                        if event.kind == END:
+                            return
+                        after = after if event.cursor is None else event.cursor
+                        yield stream.read(event.data.encode())
                 raise stream_cut()
             except httpx.TransportError as error:
                 await asyncio.sleep(gap.pause_after(error))
-        async for item in self._all(stream, after):
-            yield item
 
-    async def _stream(self, stream: Stream[Reply], after: int) -> AsyncGenerator[Reply, None]:
-        headers = stream.headers(after)
-        async with self._http.stream("GET", stream.path, headers=headers, timeout=STREAM_TIMEOUT) as response:
+    async def _events_of(self, stream: Stream[Reply], after: int | None) -> AsyncGenerator[ServerSentEvent, None]:
+        async with self._http.stream(
+            "GET", stream.path, params=dict(stream.query), headers=stream.headers(after), timeout=STREAM_TIMEOUT
+        ) as response:
             if response.is_error:
                 await response.aread()
                 raise calls.refusal(response)
             decoder = Decoder()
             async for chunk in response.aiter_bytes():
                 for event in decoder.feed(chunk):
-                    yield stream.read(event.data.encode())
+                    yield event

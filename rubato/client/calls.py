@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
@@ -13,13 +13,14 @@ import httpx
 from pydantic import TypeAdapter, ValidationError
 
 from rubato.problems import FieldProblem, RubatoError
-from rubato.resources import CancelRequest, Checkpoint, Cluster, Event, Job, Metric, Operation, Page, Problem
+from rubato.resources import CancelRequest, Checkpoint, Cluster, Event, Job, LogSource, Metric, Operation, Page, Problem
 from rubato.spec import JobSpec
 from rubato.states import JobState
 
 Reply = TypeVar("Reply")
 
 UNREACHABLE = "unreachable"
+PAGE = 1000
 
 
 @dataclass(frozen=True)
@@ -43,17 +44,28 @@ class Call(Generic[Reply]):
 
 @dataclass(frozen=True)
 class Stream(Generic[Reply]):
-    """A list that is followed over server-sent events; the id of an event is the cursor to go on from."""
+    """What goes on until its job is over, as server-sent events; the id of one is the cursor to go on from."""
 
-    job: str
     path: str
     read: Callable[[bytes], Reply]
-    rest: Callable[[int], Call[Page[Reply]]]
-    cursor: Callable[[Reply], int]
+    query: Mapping[str, str | int] = field(default_factory=dict)
 
-    def headers(self, after: int) -> dict[str, str]:
-        """What asks for the stream rather than for a page of it."""
-        return {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
+    def headers(self, after: int | None) -> dict[str, str]:
+        """What asks for the stream rather than for a page of it, and for what follows a cursor."""
+        return {"Accept": "text/event-stream"} | ({} if after is None else {"Last-Event-ID": str(after)})
+
+
+@dataclass(frozen=True)
+class LogQuery:
+    """Which log of a job: the driver's, or that of a world rank, or one named in its sources; and how much of it."""
+
+    rank: int | None = None
+    source: str | None = None
+    attempt: int | None = None
+    tail: int | None = None
+
+
+DRIVER_LOG = LogQuery()
 
 
 def new_idempotency_key() -> str:
@@ -102,32 +114,40 @@ def operation(operation: str) -> Call[Operation]:
     return Call("GET", f"/v1/operations/{quote(operation, safe='')}", _reader(Operation))
 
 
-def events(job: str, after: int, limit: int) -> Call[Page[Event]]:
-    return Call("GET", _job_path(job, "events"), _reader(Page[Event]), {"after": after, "limit": limit})
+def events(job: str, after: int) -> Call[Page[Event]]:
+    return Call("GET", _job_path(job, "events"), _reader(Page[Event]), {"after": after, "limit": PAGE})
 
 
-def metrics(job: str, after: int, limit: int) -> Call[Page[Metric]]:
-    return Call("GET", _job_path(job, "metrics"), _reader(Page[Metric]), {"after": after, "limit": limit})
+def metrics(job: str, after: int) -> Call[Page[Metric]]:
+    return Call("GET", _job_path(job, "metrics"), _reader(Page[Metric]), {"after": after, "limit": PAGE})
 
 
-def event_stream(job: str, limit: int) -> Stream[Event]:
-    return Stream(
-        job,
-        _job_path(job, "events"),
-        _reader(Event),
-        lambda after: events(job, after, limit),
-        lambda event: event.id,
-    )
+def event_stream(job: str) -> Stream[Event]:
+    return Stream(_job_path(job, "events"), _reader(Event))
 
 
-def metric_stream(job: str, limit: int) -> Stream[Metric]:
-    return Stream(
-        job,
-        _job_path(job, "metrics"),
-        _reader(Metric),
-        lambda after: metrics(job, after, limit),
-        lambda metric: metric.step,
-    )
+def metric_stream(job: str) -> Stream[Metric]:
+    return Stream(_job_path(job, "metrics"), _reader(Metric))
+
+
+def logs(job: str, query: LogQuery) -> Call[str]:
+    return Call("GET", _job_path(job, "logs"), _text, _given(query))
+
+
+def log_stream(job: str, query: LogQuery) -> Stream[str]:
+    return Stream(_job_path(job, "logs"), _text, _given(query))
+
+
+def log_sources(job: str) -> Call[Page[LogSource]]:
+    return Call("GET", _job_path(job, "logs/sources"), _reader(Page[LogSource]))
+
+
+def _text(content: bytes) -> str:
+    return content.decode(errors="replace")
+
+
+def _given(query: LogQuery) -> dict[str, str | int]:
+    return {key: value for key, value in asdict(query).items() if value is not None}
 
 
 def checkpoints(job: str) -> Call[Page[Checkpoint]]:

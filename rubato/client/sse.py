@@ -7,6 +7,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+END = "end"
+"""The kind of the event after which nothing more will come: a stream that stops without it was cut."""
+
 # Only these end a line; str.splitlines would also split at U+2028, which JSON may hold.
 _LINE_END = re.compile("\r\n|\n|\r")
 
@@ -18,6 +21,11 @@ class ServerSentEvent:
     kind: str
     data: str
     id: str
+
+    @property
+    def cursor(self) -> int | None:
+        """The id as the place to go on from, None when it is none."""
+        return int(self.id) if self.id.isdecimal() else None
 
 
 class Decoder:

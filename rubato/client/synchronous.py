@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 import httpx
 
 from rubato.client import calls
-from rubato.client.calls import Call, Stream
+from rubato.client.calls import DRIVER_LOG, Call, LogQuery, Stream
 from rubato.client.connection import (
     HEADERS,
     STREAM_TIMEOUT,
@@ -22,8 +22,8 @@ from rubato.client.connection import (
     stream_cut,
     through_proxies,
 )
-from rubato.client.sse import Decoder
-from rubato.resources import Checkpoint, Cluster, Event, Job, Metric, Operation, OperationState, Page
+from rubato.client.sse import END, Decoder, ServerSentEvent
+from rubato.resources import Checkpoint, Cluster, Event, Job, LogSource, Metric, Operation, OperationState, Page
 from rubato.spec import JobSpec
 from rubato.states import JobState
 
@@ -103,13 +103,31 @@ class Client:
     def cluster(self) -> Cluster:
         return self._send(calls.cluster())
 
-    def events(self, job: str, *, after: int = 0, limit: int = 500) -> Iterator[Event]:
+    def events(self, job: str, *, after: int = 0) -> Iterator[Event]:
         """All events there are, oldest first, after the one with this id."""
-        return self._all(calls.event_stream(job, limit), after)
+        while True:
+            page = self._send(calls.events(job, after))
+            yield from page.items
+            if page.next is None:
+                return
+            after = page.items[-1].id
 
-    def metrics(self, job: str, *, after: int = 0, limit: int = 1000) -> Iterator[Metric]:
+    def metrics(self, job: str, *, after: int = 0) -> Iterator[Metric]:
         """All metrics there are, by step, after this step."""
-        return self._all(calls.metric_stream(job, limit), after)
+        while True:
+            page = self._send(calls.metrics(job, after))
+            yield from page.items
+            if page.next is None:
+                return
+            after = page.items[-1].step
+
+    def logs(self, job: str, query: LogQuery = DRIVER_LOG) -> str:
+        """The end of a log."""
+        return self._send(calls.logs(job, query))
+
+    def log_sources(self, job: str) -> Page[LogSource]:
+        """Which logs there are, the newest attempt first."""
+        return self._send(calls.log_sources(job))
 
     def follow_events(
         self, job: str, *, after: int = 0, patience_s: float = 120.0, notice: Notice | None = None
@@ -123,13 +141,19 @@ class Client:
             patience_s: seconds without the control plane after which RubatoError ``unreachable`` is raised.
             notice: called with that error as soon as the control plane is away.
         """
-        return self._follow(calls.event_stream(job, 500), after, patience_s, notice)
+        return self._follow(calls.event_stream(job), after, patience_s, notice)
 
     def follow_metrics(
         self, job: str, *, after: int = 0, patience_s: float = 120.0, notice: Notice | None = None
     ) -> Iterator[Metric]:
         """Metrics as steps are made, until the job is over; as ``follow_events``."""
-        return self._follow(calls.metric_stream(job, 1000), after, patience_s, notice)
+        return self._follow(calls.metric_stream(job), after, patience_s, notice)
+
+    def follow_logs(
+        self, job: str, query: LogQuery = DRIVER_LOG, *, patience_s: float = 120.0, notice: Notice | None = None
+    ) -> Iterator[str]:
+        """The lines of a log as they are written, until the job is over; as ``follow_events``."""
+        return self._follow(calls.log_stream(job, query), None, patience_s, notice)
 
     def wait(self, job: str) -> Job:
         """The job once it is over."""
@@ -153,36 +177,29 @@ class Client:
             raise calls.refusal(response)
         return call.read(response.content)
 
-    def _all(self, stream: Stream[Reply], after: int) -> Iterator[Reply]:
-        while True:
-            page = self._send(stream.rest(after))
-            yield from page.items
-            if page.next is None or not page.items:
-                return
-            after = stream.cursor(page.items[-1])
-
-    def _follow(self, stream: Stream[Reply], after: int, patience_s: float, notice: Notice | None) -> Iterator[Reply]:
+    def _follow(
+        self, stream: Stream[Reply], after: int | None, patience_s: float, notice: Notice | None
+    ) -> Iterator[Reply]:
         gap = Gap(self.url, patience_s, notice)
         while True:
             try:
-                for item in self._stream(stream, after):
+                for event in self._events_of(stream, after):
                     gap.over()
-                    after = stream.cursor(item)
-                    yield item
-                if self._send_once(calls.job(stream.job)).state.terminal:
-                    break
+                    if event.kind == END:
+                        return
+                    after = after if event.cursor is None else event.cursor
+                    yield stream.read(event.data.encode())
                 raise stream_cut()
             except httpx.TransportError as error:
                 time.sleep(gap.pause_after(error))
-        yield from self._all(stream, after)
 
-    def _stream(self, stream: Stream[Reply], after: int) -> Iterator[Reply]:
-        headers = stream.headers(after)
-        with self._http.stream("GET", stream.path, headers=headers, timeout=STREAM_TIMEOUT) as response:
+    def _events_of(self, stream: Stream[Reply], after: int | None) -> Iterator[ServerSentEvent]:
+        with self._http.stream(
+            "GET", stream.path, params=dict(stream.query), headers=stream.headers(after), timeout=STREAM_TIMEOUT
+        ) as response:
             if response.is_error:
                 response.read()
                 raise calls.refusal(response)
             decoder = Decoder()
             for chunk in response.iter_bytes():
-                for event in decoder.feed(chunk):
-                    yield stream.read(event.data.encode())
+                yield from decoder.feed(chunk)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -89,28 +89,35 @@ def problem(status: int, code: str, **more: Any) -> httpx.Response:
     return httpx.Response(status, json=content, headers={"content-type": "application/problem+json"})
 
 
-def stream(items: Iterable[dict[str, Any]], cursor: str, breaks: bool = False) -> httpx.Response:
-    """A stream of server-sent events that ends after the items, in good order or not."""
+def stream(kind: str, items: Iterable[tuple[int, str]], end: str = "end") -> httpx.Response:
+    """A stream of (id, data) that closes with ``end``, is ``cut`` in good order, or ``breaks`` off."""
 
-    async def chunks() -> AsyncIterator[bytes]:
-        for part in parts():
-            yield part
-
-    def parts() -> Iterable[bytes]:
-        yield b": keep-alive\n\n"
-        for item in items:
-            yield f"id: {item[cursor]}\ndata: {json.dumps(item)}\n\n".encode()
-        if breaks:
+    def parts() -> Iterator[bytes]:
+        yield b"retry: 1000\n\n: nothing new\n\n"
+        for number, data in items:
+            yield f"id: {number}\nevent: {kind}\ndata: {data}\n\n".encode()
+        if end == "end":
+            yield b"id: 0\nevent: end\ndata: {}\n\n"
+        elif end == "breaks":
             raise httpx.ReadError("connection reset")
 
     class Both(httpx.SyncByteStream, httpx.AsyncByteStream):
-        def __iter__(self) -> Any:
-            return iter(parts())
+        def __iter__(self) -> Iterator[bytes]:
+            return parts()
 
-        def __aiter__(self) -> Any:
-            return chunks()
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            for part in parts():
+                yield part
 
     return httpx.Response(200, headers={"content-type": "text/event-stream"}, stream=Both())
+
+
+def event_stream(*numbers: int, end: str = "end") -> httpx.Response:
+    return stream("event", [(number, json.dumps(event(number))) for number in numbers], end)
+
+
+def metric_stream(*steps: int, end: str = "end") -> httpx.Response:
+    return stream("metric", [(step, json.dumps(metric(step))) for step in steps], end)
 
 
 Answer = httpx.Response | Exception

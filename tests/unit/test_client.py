@@ -6,15 +6,17 @@ import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
+from itertools import pairwise
 from typing import Any
 
 import httpx
 import pytest
-from control_plane import SPEC, ControlPlane, event, job, metric, operation, problem, stream
+from control_plane import SPEC, ControlPlane, event_stream, job, metric, operation, problem, stream
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rubato.client import AsyncClient, Client
+from rubato.client import AsyncClient, Client, LogQuery
 from rubato.client.connection import Gap, Persistence
 from rubato.client.sse import Decoder, ServerSentEvent
 from rubato.problems import RubatoError
@@ -133,14 +135,14 @@ def test_filters_and_names_are_quoted_into_the_request() -> None:
 
 def test_all_pages_of_a_list_are_read() -> None:
     def page(request: httpx.Request) -> httpx.Response:
-        after, limit = int(request.url.params["after"]), int(request.url.params["limit"])
-        steps = range(after + 1, min(after + limit, 5) + 1)
+        after = int(request.url.params["after"])
+        steps = range(after + 1, min(after + 2, 5) + 1)
         following = str(steps[-1]) if steps and steps[-1] < 5 else None
         return httpx.Response(200, json={"items": [metric(step) for step in steps], "next": following})
 
     plane = ControlPlane({"GET /v1/jobs/demo/metrics": [page]})
     with plane.client() as client:
-        assert [found.step for found in client.metrics("demo", limit=2)] == [1, 2, 3, 4, 5]
+        assert [found.step for found in client.metrics("demo")] == [1, 2, 3, 4, 5]
         assert [found.step for found in client.metrics("demo", after=3)] == [4, 5]
 
 
@@ -149,23 +151,19 @@ def streams() -> ControlPlane:
     return ControlPlane(
         {
             "GET /v1/jobs/demo/events SSE": [
-                stream([event(1), event(2)], "id", breaks=True),
+                event_stream(1, 2, end="breaks"),
                 refused(),
-                stream([event(3)], "id"),  # ends in good order while the job goes on: a shutdown
-                stream([event(4)], "id"),
+                event_stream(3, end="cut"),  # ends in good order while the job goes on: a shutdown
+                event_stream(4, 5),
             ],
-            "GET /v1/jobs/demo": [
-                httpx.Response(200, json=job()),
-                httpx.Response(200, json=job(state="SUCCEEDED")),
-            ],
-            "GET /v1/jobs/demo/events": [httpx.Response(200, json={"items": [event(5)], "next": None})],
+            "GET /v1/jobs/demo": [httpx.Response(200, json=job(state="SUCCEEDED"))],
         }
     )
 
 
-def followed(plane: ControlPlane) -> list[str]:
+def followed(plane: ControlPlane) -> list[str | None]:
     return [
-        request.headers["last-event-id"]
+        request.headers.get("last-event-id")
         for request in plane.requests
         if request.headers.get("accept") == "text/event-stream"
     ]
@@ -203,6 +201,23 @@ def test_following_a_job_that_does_not_exist_is_an_error_not_a_retry() -> None:
     assert len(plane.requests) == 1
 
 
+@pytest.mark.parametrize("query", [LogQuery(rank=3, tail=2), LogQuery(source="r0-rank-1", attempt=2), LogQuery()])
+def test_a_log_is_followed_from_where_it_broke_off(query: LogQuery) -> None:
+    plane = ControlPlane(
+        {
+            "GET /v1/jobs/demo/logs SSE": [
+                stream("line", [(6, "hello"), (7, "")], "breaks"),
+                stream("line", [(15, "wörld")]),
+            ]
+        }
+    )
+    with plane.client() as client:
+        assert list(client.follow_logs("demo", query)) == ["hello", "", "wörld"]
+    assert followed(plane) == [None, "7"]
+    wanted = {key: str(value) for key, value in asdict(query).items() if value is not None}
+    assert [dict(request.url.params) for request in plane.requests] == [wanted, wanted]
+
+
 def test_waiting_for_an_operation_and_for_a_job() -> None:
     over = operation(state="DONE", finished_at="2026-01-02T03:04:06Z")
     plane = streams()
@@ -227,6 +242,8 @@ async def test_both_clients_send_the_same_requests() -> None:
                 "GET /v1/operations/o1": [httpx.Response(200, json=operation())],
                 "GET /v1/jobs/demo/checkpoints": [page],
                 "GET /v1/cluster": [cluster],
+                "GET /v1/jobs/demo/logs": [httpx.Response(200, text="a line\n")],
+                "GET /v1/jobs/demo/logs/sources": [page],
             }
         )
 
@@ -240,6 +257,8 @@ async def test_both_clients_send_the_same_requests() -> None:
             client.operation("o1"),
             client.checkpoints("demo"),
             client.cluster(),
+            client.logs("demo", LogQuery(rank=1)),
+            client.log_sources("demo"),
         ]
 
     sync, asynchronous = plane(), plane()
@@ -252,7 +271,7 @@ async def test_both_clients_send_the_same_requests() -> None:
         return [(r.method, str(r.url), r.content, r.headers.get("idempotency-key")) for r in of.requests]
 
     assert sent(sync) == sent(asynchronous)
-    assert len(sent(sync)) == 8
+    assert len(sent(sync)) == 10
 
 
 def test_every_call_of_one_client_is_a_call_of_the_other() -> None:
@@ -284,7 +303,7 @@ def test_the_decoder_sees_the_same_events_however_the_bytes_arrive(
     content = "".join(line + ending for line in lines).encode() + b"\n"  # the last byte settles a trailing \r
     whole = list(Decoder().feed(content))
     decoder, places = Decoder(), [0, *sorted(cuts), len(content)]
-    pieces = [event for low, high in zip(places, places[1:], strict=False) for event in decoder.feed(content[low:high])]
+    pieces = [event for low, high in pairwise(places) for event in decoder.feed(content[low:high])]
     assert pieces == whole
 
 

@@ -1,0 +1,240 @@
+"""A worker's line to the rendezvous: the engine's Membership over one socket."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+from torch.distributed import PrefixStore, TCPStore
+
+from workers.driver.rendezvous import protocol
+from workers.engine.membership import Generation, Standing
+
+log = logging.getLogger(__name__)
+
+CONNECT_S = 30.0
+STORE_TIMEOUT = timedelta(seconds=60)
+
+
+class RendezvousLostError(RuntimeError):
+    """The driver cannot be reached any more; without it nobody can say who trains."""
+
+
+class RendezvousMembership:
+    """One worker's membership. Connects and says hello when made; ``close`` says goodbye.
+
+    Args:
+        host, port: where the rendezvous listens.
+        hello: who this worker is.
+        beat_s: seconds between signs of life.
+
+    Raises:
+        RendezvousLostError: it cannot be reached, or does not let this worker in.
+    """
+
+    def __init__(self, host: str, port: int, hello: protocol.Hello, *, beat_s: float = 1.0) -> None:
+        self._beat_s = beat_s
+        self._outbox: queue.SimpleQueue[protocol.Message | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._answer: protocol.Form | protocol.Release | None = None
+        self._lost: str | None = None
+        self._generation = 0
+        self._broken = -1
+        self._boundary = -1
+        self._save = False
+        self._on_broken: Callable[[], None] | None = None
+        self._store_sockets: list[socket.socket] = []
+        try:
+            self._socket = socket.create_connection((host, port), timeout=CONNECT_S)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._lines = self._socket.makefile("rb")
+            self._socket.sendall(hello.line())
+            welcome = protocol.to_worker(self._lines.readline())
+        except (OSError, ValueError) as error:
+            raise RendezvousLostError(f"cannot join the rendezvous at {host}:{port}: {error}") from error
+        if not isinstance(welcome, protocol.Welcome):
+            raise RendezvousLostError(f"the rendezvous at {host}:{port} answered hello with {welcome.kind}")
+        self.released = welcome.released
+        self._socket.settimeout(None)
+        self._reader = threading.Thread(target=self._read, name="rendezvous-read", daemon=True)
+        self._writer = threading.Thread(target=self._write, name="rendezvous-write", daemon=True)
+        self._reader.start()
+        self._writer.start()
+
+    # Membership.
+
+    def join(self, standing: Standing) -> Generation | None:
+        """Blocks until the next generation forms. None: the job is finished or this replica was let go.
+
+        Raises:
+            RendezvousLostError: the driver is gone.
+        """
+        self._release_store()
+        self._send(protocol.Ready(step=standing.step, prepared=standing.prepared, commit=standing.commit))
+        with self._changed:
+            self._changed.wait_for(lambda: self._answer is not None or self._lost is not None)
+            answer, self._answer = self._answer, None
+            if answer is None:
+                raise RendezvousLostError(f"the rendezvous is gone: {self._lost}")
+            if isinstance(answer, protocol.Release):
+                self._save = answer.save
+                return None
+        return Generation(
+            number=answer.generation,
+            data=answer.data,
+            replica=answer.replica,
+            step=answer.step,
+            roll_forward=answer.roll_forward,
+            source=answer.source,
+            commit=answer.commit,
+            store=PrefixStore(f"g{answer.generation}", self._open_store(answer)),
+        )
+
+    def save_requested(self) -> bool:
+        """Whether this replica saves its state before it ends."""
+        return self._save
+
+    def boundary_requested(self) -> bool:
+        """Whether the current generation is to be left at the end of a step."""
+        return self._boundary == self._generation
+
+    def on_broken(self, callback: Callable[[], None] | None) -> None:
+        """Calls ``callback`` from another thread when a member of the current generation is gone, or is already."""
+        with self._changed:
+            self._on_broken = callback
+            late = callback is not None and self._broken == self._generation
+        if late and callback is not None:
+            threading.Thread(target=callback, name="generation-broken", daemon=True).start()
+
+    def failed(self, generation: Generation, cause: str) -> None:
+        """Says that the data axis of this generation failed here."""
+        self._send(protocol.Failed(generation=generation.number, cause=cause))
+
+    def report(self, kind: str, record: dict[str, Any]) -> None:
+        """Hands a record to the driver. Never blocks, never fails."""
+        self._send(protocol.Report(topic=kind, record=record))
+
+    def finish(self) -> None:
+        """Says that all steps are done here, the last checkpoint included."""
+        self._send(protocol.Finished())
+
+    # Beyond what the engine needs.
+
+    def crashed(self, fault: Literal["user", "replica"], cause: str) -> None:
+        """Says that this worker is about to end, and why."""
+        self._send(protocol.Crashed(fault=fault, cause=cause))
+
+    def close(self, *, goodbye: bool = True) -> None:
+        """Sends what is still unsent, then ends the connection."""
+        if goodbye:
+            self._send(protocol.Goodbye())
+        self._outbox.put(None)
+        self._writer.join(timeout=CONNECT_S)
+        self._release_store()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._reader.join(timeout=CONNECT_S)
+        self._lines.close()
+        self._socket.close()
+
+    # Threads.
+
+    def _send(self, message: protocol.Message) -> None:
+        self._outbox.put(message)
+
+    def _write(self) -> None:
+        while True:
+            try:
+                message = self._outbox.get(timeout=self._beat_s)
+            except queue.Empty:
+                message = protocol.Beat()
+            if message is None:
+                return
+            try:
+                self._socket.sendall(message.line())
+            except OSError as error:
+                self._set_lost(f"sending failed: {error}")
+                return
+
+    def _read(self) -> None:
+        cause = "the connection was closed"
+        try:
+            while line := self._lines.readline():
+                self._hear(protocol.to_worker(line))
+        except (OSError, ValueError) as error:
+            cause = str(error)
+        self._set_lost(cause)
+
+    def _hear(self, message: protocol.ToWorker) -> None:
+        callback = None
+        with self._changed:
+            match message:
+                case protocol.Form():
+                    self._generation = message.generation
+                    self._answer = message
+                case protocol.Release():
+                    self._answer = message
+                case protocol.Boundary():
+                    self._boundary = message.generation
+                case protocol.Broken():
+                    self._broken = message.generation
+                    self._wake_store()
+                    callback = self._on_broken
+                case protocol.Welcome():
+                    raise ValueError("a second welcome on one connection")
+            self._changed.notify_all()
+        if callback is not None:
+            callback()
+
+    def _set_lost(self, cause: str) -> None:
+        with self._changed:
+            self._lost = self._lost or cause
+            self._changed.notify_all()
+
+    # The store of the current generation.
+
+    def _open_store(self, form: protocol.Form) -> TCPStore:
+        """A connection of its own for each generation: closing it is the only way to wake who waits on a store."""
+        known = set(_sockets_to(form.store_host, form.store_port))
+        store = TCPStore(form.store_host, form.store_port, is_master=False, timeout=STORE_TIMEOUT)
+        with self._changed:
+            for descriptor in set(_sockets_to(form.store_host, form.store_port)) - known:
+                self._store_sockets.append(socket.socket(fileno=os.dup(descriptor)))
+            if self._broken == form.generation:
+                self._wake_store()
+        return store
+
+    def _wake_store(self) -> None:
+        for opened in self._store_sockets:
+            with contextlib.suppress(OSError):  # it may be down already, which is what is wanted
+                opened.shutdown(socket.SHUT_RDWR)
+
+    def _release_store(self) -> None:
+        with self._changed:
+            for opened in self._store_sockets:
+                opened.close()
+            self._store_sockets.clear()
+
+
+def _sockets_to(host: str, port: int) -> list[int]:
+    """File descriptors of this process that are connected to an address."""
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            if not str(entry.readlink()).startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(entry.name))) as probe:
+                peer = probe.getpeername()
+        except OSError:  # closed since it was listed, or not connected
+            continue
+        if peer[1:2] == (port,) and peer[0].removeprefix("::ffff:") == host:
+            found.append(int(entry.name))
+    return found

@@ -1,4 +1,4 @@
-"""The image recipes: they copy what exists, run as an ordinary user, say whether they are well, hold only their side."""
+"""The image recipes: they copy what exists, run as an ordinary user, say if they are well, hold only their side."""
 
 import re
 import runpy

@@ -139,6 +139,7 @@ def test_a_damaged_checkpoint_is_written_anew(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep_last=3)
     save(store, 10, 20)
     flip_a_bit(data_file(tmp_path, 20))
+    store = CheckpointStore(tmp_path, keep_last=3)  # one that has not seen it whole
     save(store, 20)
     newest = store.newest()
     assert newest is not None
@@ -151,6 +152,14 @@ def test_a_whole_checkpoint_of_the_same_step_is_kept(tmp_path: Path) -> None:
     save(store, 10, loss=1.0)
     save(store, 10, loss=9.0)
     assert [stored.manifest.loss for stored in store.checkpoints()] == [1.0]
+
+
+def test_a_checkpoint_that_lost_a_file_since_it_was_saved_is_written_anew(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep_last=3)
+    save(store, 20)
+    data_file(tmp_path, 20).unlink()
+    save(store, 20)
+    assert_loads(store, 20)
 
 
 def test_retention_never_removes_the_newest_verified_one(tmp_path: Path) -> None:

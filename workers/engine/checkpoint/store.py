@@ -85,6 +85,7 @@ class CheckpointStore:
         self._keep_last = keep_last
         self._fence = fence
         self._report = report
+        self._trusted: set[Path] = set()  # read back, or written, by this process: not read once more
 
     def checkpoints(self) -> list[StoredCheckpoint]:
         """Complete checkpoints by ascending step."""
@@ -101,6 +102,7 @@ class CheckpointStore:
             if found.stored and not damage:
                 damage = _damage(found.stored, crew)
                 if not damage:
+                    self._trusted.add(found.path)
                     return found.stored
             if crew.rank == 0:
                 message = f"checkpoint {found.path.name} is damaged and is passed over: {'; '.join(damage)}"
@@ -203,7 +205,10 @@ class CheckpointStore:
         return stored
 
     def _verified(self, path: Path) -> StoredCheckpoint | None:
-        return next((stored for stored in self.checkpoints() if stored.path == path and not stored.damage()), None)
+        for stored in self.checkpoints():
+            if stored.path == path and (path in self._trusted or not stored.damage()):
+                return stored
+        return None
 
     def _begin(self, final: Path) -> Path:
         """A fresh folder to write to. What killed saves have left is removed: only one writer passes the fence."""
@@ -225,6 +230,7 @@ class CheckpointStore:
             self._discard(final)  # damaged, or `save` would have returned it
         building.rename(final)
         sync_folder(self._folder)
+        self._trusted.add(final)
         return StoredCheckpoint(final, manifest)
 
     def _retain(self, step: int) -> None:

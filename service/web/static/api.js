@@ -52,15 +52,21 @@ async function rest(path, after, cursorOf, take) {
 /**
  * Follows a list for as long as the page is looked at: what is there, then what is added.
  * A hidden page holds no connection, since a browser has only six for one host.
- * `take` gets lists of items, some of them twice; `onLink` hears whether the line is up.
+ * `take` gets lists of items, some of them twice, and whether they were there when the page opened; `onLink` hears
+ * whether the line is up.
  */
 export function follow(path, cursorOf, take, onLink) {
-  let after = 0, source = null, turn = 0, over = false;
+  let after = 0, source = null, turn = 0, over = false, history = true;
+
+  const catchUp = async () => {
+    after = await rest(path, after, cursorOf, (items) => take(items, history));
+    history = false;
+  };
 
   async function open() {
     const mine = ++turn;
     try {
-      after = await rest(path, after, cursorOf, take);
+      await catchUp();
     } catch (error) {
       if (!(error instanceof Problem)) throw error;
       onLink(false);
@@ -73,9 +79,9 @@ export function follow(path, cursorOf, take, onLink) {
     source.onmessage = (message) => {
       const item = JSON.parse(message.data);
       after = cursorOf(item);
-      take([item]);
+      take([item], false);
     };
-    // The stream also ends when the job does; asking for the rest first tells the two apart without a gap.
+    source.addEventListener("end", close); // the job is over: what is left comes with finish()
     source.onerror = () => { close(); if (!over) setTimeout(() => mine === turn - 1 && open(), 1000); };
   }
 
@@ -88,13 +94,20 @@ export function follow(path, cursorOf, take, onLink) {
   document.addEventListener("visibilitychange", () => (document.hidden ? close() : over || open()));
   if (!document.hidden) open();
   return {
+    /** What came after a cursor is out of date: reads it again. */
+    rewind(cursor) {
+      if (over || cursor >= after) return;
+      after = cursor;
+      close();
+      if (!document.hidden) open();
+    },
     /** The list grows no more: fetches what is left and hangs up. False when that failed, to be tried again. */
     async finish() {
       if (over) return true;
       over = true;
       close();
       try {
-        after = await rest(path, after, cursorOf, take);
+        await catchUp();
       } catch (error) {
         if (!(error instanceof Problem)) throw error;
         over = false;

@@ -93,14 +93,16 @@ function begin() {
   controls = new Controls(job.id, () => loop.now());
   byId("job").hidden = false; // the charts measure their place
   curves = new Curves();
-  streams = [
-    follow(jobPath(job.id, "/events"), (event) => event.id, (events) => {
-      showEvents(events);
-      loop.now();
-      if (events.some((event) => event.kind.startsWith("checkpoint."))) showCheckpoints();
-    }, showLink),
-    follow(jobPath(job.id, "/metrics"), (metric) => metric.step, (metrics) => curves.take(metrics), showLink),
-  ];
+  const metrics = follow(jobPath(job.id, "/metrics"), (metric) => metric.step, (some) => curves.take(some), showLink);
+  const events = follow(jobPath(job.id, "/events"), (event) => event.id, (some, history) => {
+    showEvents(some);
+    loop.now();
+    if (some.some((event) => event.kind.startsWith("checkpoint."))) showCheckpoints();
+    // A generation that goes on from an earlier step does the steps after it again.
+    const steps = some.filter((event) => event.kind === "generation.formed").map((event) => event.data.step ?? 0);
+    if (!history && steps.length) metrics.rewind(Math.min(...steps));
+  }, showLink);
+  streams = [events, metrics];
   watchLogs(job.id, () => isOver(job.state));
   get("/v1/cluster").then(showDashboard, (error) => { if (!(error instanceof Problem)) throw error; });
 }

@@ -1,0 +1,89 @@
+"""Whatever the layout, the losses and gradient norms are those of one process."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from rubato.layout import Layout
+from tests.engine.forked import in_one_process, run_ranks
+from tests.engine.jobs import tiny_spec, train_at, write_corpus
+from workers.engine.data import Sampler
+from workers.engine.parallel.tensor import NOT_COUNTED
+
+LAYOUTS = [
+    Layout(data, pipeline, tensor)
+    for data, pipeline, tensor in product((1, 2, 4), repeat=3)
+    if data * pipeline * tensor <= 8
+]
+
+
+class Case(NamedTuple):
+    """A layout and what else of the spec differs from the reference."""
+
+    layout: Layout
+    parallelism: dict[str, Any] = {}  # noqa: RUF012 (a tuple shares nothing it could change)
+
+    def __str__(self) -> str:
+        parts = [f"{self.layout.data}x{self.layout.pipeline}x{self.layout.tensor}"]
+        return "-".join([*parts, *(f"{name}={value}" for name, value in self.parallelism.items())])
+
+
+# Layouts and schedules by the number of ranks: all of one number run in one set of processes.
+CASES = [Case(layout) for layout in LAYOUTS]
+CASES += [
+    Case(Layout(3, 1, 1)),  # three replicas share eight samples unevenly
+    Case(Layout(3, 2, 1)),
+    Case(Layout(1, 1, 1), {"micro_batch": 4}),
+    Case(Layout(2, 2, 1), {"micro_batch": 2}),
+    Case(Layout(1, 2, 2), {"micro_batch": 2, "schedule": "gpipe"}),
+    Case(Layout(2, 2, 1), {"schedule": "gpipe"}),
+    Case(Layout(1, 2, 1), {"schedule": "interleaved"}),
+    Case(Layout(2, 2, 2), {"schedule": "interleaved"}),
+]
+SIZES = sorted({case.layout.world_size for case in CASES})
+
+
+class Patchy(Sampler):
+    """Some targets do not count, more of them in some samples than in others, so replicas weigh differently."""
+
+    def batch(self, step: int, samples: range) -> tuple[Tensor, Tensor]:
+        tokens_BS, targets_BS = super().batch(step, samples)
+        for row, sample in enumerate(samples):
+            targets_BS[row, : sample + step] = NOT_COUNTED
+        return tokens_BS, targets_BS
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def curve(case: Case, corpus: Path, folder: Path, rank: int, store: Any) -> list[tuple[float, float]]:
+    import workers.engine.train
+
+    workers.engine.train.Sampler = Patchy  # type: ignore[misc]
+    shape = {"tensor": case.layout.tensor, "pipeline": case.layout.pipeline, **case.parallelism}
+    spec = tiny_spec(corpus, parallelism=shape, workers=case.layout.world_size)
+    metrics = train_at(case.layout, spec, folder / str(case), rank, store, str(case))
+    return [(metric["loss"], metric["grad_norm"]) for metric in metrics]
+
+
+@pytest.fixture(scope="module")
+def reference(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[float, float]]:
+    folder = tmp_path_factory.mktemp("reference")
+    return in_one_process(lambda: curve(Case(Layout(1, 1, 1)), corpus, folder, 0, None))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_same_curve_at_every_layout(size: int, corpus: Path, reference: Any, tmp_path: Path) -> None:
+    cases = [case for case in CASES if case.layout.world_size == size]
+    by_rank = run_ranks(size, lambda rank, store: [curve(case, corpus, tmp_path, rank, store) for case in cases])
+    assert len(reference) == 3
+    for case, found in zip(cases, by_rank[0], strict=True):
+        assert torch.allclose(torch.tensor(found), torch.tensor(reference), rtol=1e-9, atol=0), str(case)

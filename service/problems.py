@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 import structlog
 from fastapi import FastAPI, Request
@@ -12,13 +12,16 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
-from sqlalchemy.exc import SQLAlchemyError
+from pydantic_core import ErrorDetails
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolExhausted
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rubato.problems import FieldProblem, RubatoError
 from rubato.resources import Problem
 from rubato.spec.load import explain
+from service.database.engine import DatabaseUnreachableError
 
 log = structlog.get_logger(__name__)
 
@@ -36,7 +39,8 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RubatoError, _rubato_error)
     app.add_exception_handler(RequestValidationError, _invalid_request)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(SQLAlchemyError, _database_error)
+    for unreachable in (DatabaseUnreachableError, OperationalError, InterfaceError, PoolExhausted):
+        app.add_exception_handler(unreachable, _database_error)
     app.add_exception_handler(Exception, _bug)
     app.add_middleware(BodyLimit, most=MAX_BODY)
 
@@ -88,7 +92,8 @@ def _field_problems(error: RequestValidationError, model: type[BaseModel] | None
             cause = "is missing" if details["input"] is None else "is not a JSON object"
             yield FieldProblem("body", cause, "send a JSON object, with Content-Type: application/json")
         else:
-            yield from explain([{**details, "loc": tuple(location)}], model if where == "body" else None)
+            inside = cast(ErrorDetails, {**details, "loc": tuple(location)})
+            yield from explain([inside], model if where == "body" else None)
 
 
 def _body_model(request: Request) -> type[BaseModel] | None:
@@ -118,7 +123,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _database_error(request: Request, error: Exception) -> Response:
-    log.error("database.failed", path=request.url.path, exc_info=error)
+    log.warning("database.failed", path=request.url.path, cause=str(error))
     return response(
         503,
         "database_unavailable",
@@ -129,7 +134,9 @@ async def _database_error(request: Request, error: Exception) -> Response:
 
 
 async def _bug(request: Request, error: Exception) -> Response:
-    log.error("request.failed", method=request.method, path=request.url.path, exc_info=error)
+    log.error(
+        "request.failed", method=request.method, path=request.url.path, cause=repr(error)
+    )  # the server adds the traceback
     return response(
         500,
         "internal_error",

@@ -40,9 +40,9 @@ class Settings(BaseSettings):
     drain_timeout: PositiveFloat = Field(120.0, description="time a cancelled job has to save and to stop by itself")
     force_timeout: PositiveFloat = Field(5.0, description="the same when it was cancelled by force")
     reconcile_every: PositiveFloat = Field(1.0, description="pause between two looks at what is wanted and what is")
-    ray_timeout: PositiveFloat = Field(10.0, description="time Ray has to answer a request")
-    lease_seconds: PositiveFloat = Field(30.0, description="how long a control plane may hold a job it reconciles")
-    max_idle_attempts: PositiveInt = Field(3, description="attempts in a row that may end without one training step")
+    ray_timeout: PositiveFloat = Field(5.0, description="time Ray has to answer a request")
+    lease_seconds: PositiveFloat = Field(15.0, description="how long a control plane may hold an attempt it acts on")
+    max_idle_attempts: PositiveInt = Field(5, description="attempts in a row that may end without a new step")
     database_poll: PositiveFloat = Field(0.5, description="how often changes by another control plane are looked for")
     log_json: bool = Field(False, description="write logs as JSON lines")
 

@@ -73,7 +73,7 @@ class Wakeups:
                 continue
             try:
                 found = await self._revisions(watched)
-            except (SQLAlchemyError, OSError) as error:
+            except SQLAlchemyError as error:
                 log.warning("revisions.unreadable", cause=str(error))
                 continue
             for job_id, revision in found.items():

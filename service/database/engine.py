@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-from sqlalchemy import event, text
+from sqlalchemy import event
 from sqlalchemy.engine import Connection, make_url
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_engine
@@ -15,6 +15,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_e
 from rubato.problems import FieldProblem, RubatoError
 
 _WRITES = "rubato_writes"
+
+
+class DatabaseUnreachableError(SQLAlchemyError):
+    """No connection could be made; SQLAlchemy itself lets the network's own errors through."""
 
 
 class Database:
@@ -42,7 +46,7 @@ class Database:
     @contextlib.asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncSession]:
         """A session whose queries all see one state of the database."""
-        async with self.engine.connect() as connection:
+        async with self._connection() as connection:
             if not self._sqlite:
                 connection = await connection.execution_options(
                     isolation_level="REPEATABLE READ", postgresql_readonly=True
@@ -53,20 +57,26 @@ class Database:
     @contextlib.asynccontextmanager
     async def writing(self) -> AsyncIterator[AsyncSession]:
         """A session whose changes are committed at the end of the block, or not at all when it raises."""
-        async with self._writer or contextlib.nullcontext(), self.engine.connect() as connection:
+        async with self._writer or contextlib.nullcontext(), self._connection() as connection:
             connection = await connection.execution_options(**{_WRITES: True})
             async with connection.begin(), self._session(connection) as session:
                 yield session
                 await session.flush()
 
+    @contextlib.asynccontextmanager
+    async def _connection(self) -> AsyncIterator[AsyncConnection]:
+        try:
+            connection = await self.engine.connect()
+        except OSError as error:
+            raise DatabaseUnreachableError(str(error)) from error
+        try:
+            yield connection
+        finally:
+            await connection.close()
+
     @staticmethod
     def _session(connection: AsyncConnection) -> AsyncSession:
         return AsyncSession(connection, expire_on_commit=False, join_transaction_mode="rollback_only")
-
-    async def ping(self) -> None:
-        """One trip to the database. Raises SQLAlchemyError or OSError when it cannot be reached."""
-        async with self.reading() as session:
-            await session.execute(text("SELECT 1"))
 
     async def close(self) -> None:
         """Closes all connections."""
@@ -81,13 +91,8 @@ class Database:
             if self._sqlite
             else "check that the PostgreSQL server runs, and the name, user and password in it"
         )
-        return RubatoError(
-            f"the database {where} cannot be opened: {cause}",
-            fix=f"set RUBATO_DATABASE_URL: {fix}",
-            code="database_unavailable",
-            status=503,
-            problems=[FieldProblem("RUBATO_DATABASE_URL", str(cause), fix)],
-        )
+        problem = FieldProblem("RUBATO_DATABASE_URL", f"the database {where} cannot be opened: {cause}", fix)
+        return RubatoError(str(problem), fix=fix, code="database_unavailable", status=503, problems=[problem])
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:

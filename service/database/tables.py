@@ -68,7 +68,7 @@ class JobRow(Table):
     request_hash: Mapped[str] = mapped_column(String(64))
 
     state: Mapped[str] = mapped_column(String(16), index=True)
-    reason_code: Mapped[str] = mapped_column(String(64))
+    reason_code: Mapped[str] = mapped_column(Text)
     reason_message: Mapped[str] = mapped_column(Text)
     reason_actor: Mapped[str] = mapped_column(String(16))
     reason_at: Mapped[datetime]
@@ -86,6 +86,7 @@ class JobRow(Table):
     layout: Mapped[dict[str, Any] | None]
     members: Mapped[list[dict[str, Any]]]
     restarts: Mapped[dict[str, Any]]
+    restarts_before: Mapped[dict[str, Any]]  # of the attempts before the newest
     step: Mapped[int] = mapped_column(default=0)
     tokens: Mapped[int] = mapped_column(BigInteger, default=0)
     loss: Mapped[float | None]
@@ -95,9 +96,10 @@ class JobRow(Table):
     events_acknowledged: Mapped[int] = mapped_column(BigInteger, default=0)
     metrics_acknowledged: Mapped[int] = mapped_column(BigInteger, default=0)
 
-    # Attempts in a row that ended without one step, and when the next may begin.
+    # Attempts in a row that ended without a new step, when the last was lost, and when the next may begin.
     idle_attempts: Mapped[int] = mapped_column(default=0)
     not_before: Mapped[datetime | None]
+    lost_at: Mapped[datetime | None]
 
     revision: Mapped[int] = mapped_column(BigInteger, default=1)
     created_at: Mapped[datetime]
@@ -121,8 +123,6 @@ class AttemptRow(Table):
     cluster_session: Mapped[str] = mapped_column(String(128))
     state: Mapped[str] = mapped_column(String(16), index=True)
     cause: Mapped[str | None] = mapped_column(Text)
-    driver_state: Mapped[str | None] = mapped_column(String(16))
-    first_step: Mapped[int]
     created_at: Mapped[datetime]
     submitted_at: Mapped[datetime | None]
     heartbeat_at: Mapped[datetime | None]
@@ -157,7 +157,7 @@ class EventRow(Table):
     id: Mapped[int] = mapped_column(Counter, primary_key=True)
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"))
     at: Mapped[datetime]
-    kind: Mapped[str] = mapped_column(String(64))
+    kind: Mapped[str] = mapped_column(Text)
     message: Mapped[str] = mapped_column(Text)
     actor: Mapped[str] = mapped_column(String(16))
     data: Mapped[dict[str, Any]]
@@ -185,7 +185,7 @@ class IntervalRow(Table):
     id: Mapped[int] = mapped_column(Counter, primary_key=True)
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), index=True)
     state: Mapped[str] = mapped_column(String(16))
-    reason_code: Mapped[str] = mapped_column(String(64))
+    reason_code: Mapped[str] = mapped_column(Text)
     began_at: Mapped[datetime]
     ended_at: Mapped[datetime | None]
     step_s: Mapped[float] = mapped_column(default=0.0)

@@ -30,7 +30,7 @@ async def find(session: AsyncSession, job_id: str) -> JobRow | None:
 
 async def locked(session: AsyncSession, job_id: str) -> JobRow | None:
     """The same, with the row locked until the transaction ends. Needed before anything of the job is written."""
-    query = select(JobRow).where(JobRow.id == job_id).with_for_update()
+    query = select(JobRow).where(JobRow.id == job_id).with_for_update().execution_options(populate_existing=True)
     return (await session.scalars(query)).one_or_none()
 
 
@@ -67,13 +67,13 @@ async def unfinished(session: AsyncSession) -> Sequence[JobRow]:
 async def count_by_state(session: AsyncSession) -> dict[str, int]:
     """How many jobs are in each state that has any."""
     query = select(JobRow.state, func.count()).group_by(JobRow.state)
-    return {state: count for state, count in await session.execute(query)}
+    return dict((await session.execute(query)).tuples().all())
 
 
 async def revisions(session: AsyncSession, job_ids: Sequence[str]) -> dict[str, int]:
     """The revision of each job."""
     query = select(JobRow.id, JobRow.revision).where(JobRow.id.in_(job_ids))
-    return {job_id: revision for job_id, revision in await session.execute(query)}
+    return dict((await session.execute(query)).tuples().all())
 
 
 async def intervals(session: AsyncSession, job_ids: Iterable[str]) -> dict[str, list[IntervalRow]]:

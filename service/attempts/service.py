@@ -1,0 +1,198 @@
+"""The sync call of a driver: heartbeat and reports in, what is wanted out, as soon as there is news."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+
+import structlog
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from rubato.problems import RubatoError
+from rubato.resources import DriverState, OperationState, SyncReply, SyncRequest
+from rubato.states import JobState
+from service.attempts import record, repository
+from service.attempts.repository import AttemptState
+from service.attempts.states import path
+from service.clock import Clock
+from service.database.engine import Database
+from service.database.tables import AttemptRow, JobRow
+from service.jobs import repository as jobs
+from service.jobs.lifecycle import Why, change_state, give_reason, touch
+from service.operations import lifecycle as operations
+from service.operations import repository as operation_queries
+from service.problems import not_found
+from service.settings import Settings
+from service.wakeups import Waiter, Wakeups
+
+log = structlog.get_logger(__name__)
+
+
+class AttemptService:
+    """Talks with drivers."""
+
+    def __init__(self, settings: Settings, database: Database, wakeups: Wakeups, clock: Clock) -> None:
+        # A call that is held must end well before its silence would be taken for a loss.
+        self._longest = settings.heartbeat_timeout * 2 / 3
+        self._database = database
+        self._wakeups = wakeups
+        self._clock = clock
+        self._held: dict[str, Waiter] = {}
+
+    @property
+    def held(self) -> int:
+        """How many drivers wait for news here."""
+        return len(self._held)
+
+    async def sync(self, attempt_id: str, token: str | None, request: SyncRequest) -> SyncReply:
+        """Stores what a driver reports, then answers at once with news, or holds the call until there is some.
+
+        Raises:
+            RubatoError: unknown attempt (404), wrong token (401), or an attempt that is not the newest (409 fenced):
+                its driver must stop without writing anything.
+        """
+        attempt = await self._authenticated(attempt_id, token)
+        with self._wakeups.watch(attempt.job_id) as waiter:
+            # A driver with something to tell hangs up and calls again; the call it left is over then.
+            left_behind = self._held.get(attempt_id)
+            self._held[attempt_id] = waiter
+            if left_behind is not None:
+                left_behind.event.set()
+            try:
+                reply = await self._take(attempt, request)
+                loop = asyncio.get_running_loop()
+                until = loop.time() + min(request.wait_s, self._longest)
+                while reply.version <= request.seen_version and not self._wakeups.closed:
+                    left = until - loop.time()
+                    if left <= 0 or self._held.get(attempt_id) is not waiter:
+                        break
+                    await waiter.wait(left)
+                    reply = await self._look(attempt, request)
+                return reply
+            finally:
+                if self._held.get(attempt_id) is waiter:
+                    del self._held[attempt_id]
+
+    async def _authenticated(self, attempt_id: str, token: str | None) -> AttemptRow:
+        async with self._database.reading() as session:
+            attempt = await repository.find(session, attempt_id)
+        if attempt is None:
+            raise not_found("attempt", attempt_id, "only attempts that the control plane started can report to it")
+        if token is None or not secrets.compare_digest(token.encode(), attempt.token.encode()):
+            raise RubatoError(
+                f"the token is not that of attempt {attempt_id}",
+                fix="send `Authorization: Bearer TOKEN` with the token the driver was started with",
+                code="wrong_token",
+                status=401,
+            )
+        return attempt
+
+    async def _look(self, attempt: AttemptRow, request: SyncRequest) -> SyncReply:
+        async with self._database.reading() as session:
+            newest = await repository.find(session, attempt.id)
+            job = await jobs.find(session, attempt.job_id)
+            assert newest is not None  # rows are never deleted
+            assert job is not None
+            _check_fence(newest, job, request)
+            return _reply(job, newest)
+
+    async def _take(self, attempt: AttemptRow, request: SyncRequest) -> SyncReply:
+        async with self._database.writing() as session:
+            job = await jobs.locked(session, attempt.job_id)
+            row = await repository.locked(session, attempt.id)
+            assert job is not None  # rows are never deleted
+            assert row is not None
+            _check_fence(row, job, request)
+            before, revision = job.state, job.revision
+            now = self._clock()
+            if row.submitted_at is None:
+                row.submitted_at = now  # it runs, so Ray has it, whatever became of the answer
+            row.heartbeat_at = now
+            await record.metrics(session, job, request.metrics)
+            await record.driver_events(session, job, request.events)
+            if not JobState(job.state).terminal:
+                _observe(job, request)
+                await self._follow(session, job, row, request)
+                await _settle_scale(session, job, request, self._clock)
+            reply = _reply(job, row)
+            changed, after = job.revision != revision, job.state
+        if changed:
+            self._wakeups.notify(job.id)
+        if before != after:
+            log.info("job.changed", job=job.id, attempt=row.id, state=after, reason=request.reason_code)
+            self._wakeups.supervisor.set()
+        return reply
+
+    async def _follow(self, session: AsyncSession, job: JobRow, attempt: AttemptRow, request: SyncRequest) -> None:
+        now = self._clock()
+        why = Why(record.storable(request.reason_code), record.storable(request.reason_message), "driver", now)
+        if request.state is DriverState.FAILED and job.state == JobState.CANCELLING:
+            why = Why("cancelled", f"the driver failed while it stopped: {why.message}", "driver", now)
+        states = path(JobState(job.state), request.state)
+        for state in states:
+            await change_state(session, job, state, why)
+        if not states and job.state == request.state.value and job.reason_code != why.code:
+            give_reason(job, why)
+        if JobState(job.state).terminal:
+            attempt.reported_at = now
+
+
+def _check_fence(attempt: AttemptRow, job: JobRow, request: SyncRequest) -> None:
+    if attempt.state != AttemptState.LOST and attempt.epoch == job.epoch == request.epoch:
+        return
+    raise RubatoError(
+        f"attempt {attempt.id} (epoch {request.epoch}) is not the one that runs job {job.id} (epoch {job.epoch})",
+        fix="stop, and write nothing more to the run directory",
+        code="fenced",
+        status=409,
+    )
+
+
+def _observe(job: JobRow, request: SyncRequest) -> None:
+    over = request.state in (DriverState.SUCCEEDED, DriverState.FAILED, DriverState.CANCELLED)
+    seen = {
+        "generation": request.generation,
+        "restarts": _sum(job.restarts_before, request.restarts.model_dump()),
+    }
+    if not over:  # a job that is over goes on to show the layout and the workers it had
+        seen["layout"] = None if request.layout is None else request.layout.model_dump(mode="json")
+        seen["members"] = record.storable([member.model_dump(mode="json") for member in request.members])
+    for name, value in seen.items():
+        if getattr(job, name) != value:
+            setattr(job, name, value)
+            touch(job)
+
+
+def _sum(before: dict[str, int], now: dict[str, int]) -> dict[str, int]:
+    return {kind: count + before.get(kind, 0) for kind, count in now.items()}
+
+
+async def _settle_scale(session: AsyncSession, job: JobRow, request: SyncRequest, clock: Clock) -> None:
+    """Ends a scale whose size the driver has, if it did not say so itself: it may have started at that size."""
+    if request.state is not DriverState.RUNNING or request.seen_version < job.wanted_version or not request.layout:
+        return
+    layout = request.layout
+    size = layout.data * layout.pipeline * layout.tensor
+    trains = sum(member.state == "training" for member in request.members)
+    if not size == trains == job.wanted_workers:
+        return
+    for operation in await operation_queries.unfinished(session, job.id):
+        if operation.kind == "scale" and operation.request == {"workers": size}:
+            operations.end(operation, OperationState.DONE, f"{size} workers train", clock())
+            touch(job)
+
+
+def _reply(job: JobRow, attempt: AttemptRow) -> SyncReply:
+    cancel = job.wanted_cancel
+    if JobState(job.state).terminal and attempt.reported_at is None:
+        cancel = "force"  # the job was ended without its driver
+    return SyncReply.model_validate(
+        {
+            "version": job.wanted_version,
+            "workers": job.wanted_workers,
+            "operation": job.wanted_operation,
+            "cancel": cancel,
+            "events_acknowledged": job.events_acknowledged,
+            "metrics_acknowledged": job.metrics_acknowledged,
+        }
+    )

@@ -1,0 +1,63 @@
+"""What routes are given: the parts of the control plane, by their types."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Depends, Query, Request
+
+from service.attempts.service import AttemptService
+from service.cluster.service import ClusterService
+from service.events.service import EventService
+from service.jobs.files import JobFiles
+from service.jobs.service import JobService
+from service.operations.service import OperationService
+from service.plane import ControlPlane
+from service.wakeups import Wakeups
+
+
+def _plane(request: Request) -> ControlPlane:
+    plane: ControlPlane = request.app.state.plane
+    return plane
+
+
+PlaneDep = Annotated[ControlPlane, Depends(_plane)]
+
+
+def _jobs(plane: PlaneDep) -> JobService:
+    return plane.jobs
+
+
+def _files(plane: PlaneDep) -> JobFiles:
+    return plane.files
+
+
+def _events(plane: PlaneDep) -> EventService:
+    return plane.events
+
+
+def _operations(plane: PlaneDep) -> OperationService:
+    return plane.operations
+
+
+def _attempts(plane: PlaneDep) -> AttemptService:
+    return plane.attempts
+
+
+def _cluster(plane: PlaneDep) -> ClusterService:
+    return plane.cluster
+
+
+def _wakeups(plane: PlaneDep) -> Wakeups:
+    return plane.wakeups
+
+
+JobsDep = Annotated[JobService, Depends(_jobs)]
+FilesDep = Annotated[JobFiles, Depends(_files)]
+EventsDep = Annotated[EventService, Depends(_events)]
+OperationsDep = Annotated[OperationService, Depends(_operations)]
+AttemptsDep = Annotated[AttemptService, Depends(_attempts)]
+ClusterDep = Annotated[ClusterService, Depends(_cluster)]
+WakeupsDep = Annotated[Wakeups, Depends(_wakeups)]
+
+Limit = Annotated[int, Query(ge=1, le=10_000, description="the most items to return")]

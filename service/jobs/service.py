@@ -1,0 +1,261 @@
+"""What users do with jobs: submit, look, scale, cancel."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from pathlib import Path
+
+import structlog
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from rubato.layout import nearest_sizes
+from rubato.problems import FieldProblem, RubatoError
+from rubato.resources import Job, Metric, Operation, OperationState, Page, Restarts
+from rubato.spec import JobSpec
+from rubato.states import JobState
+from service import cursors
+from service.attempts import repository as attempts
+from service.clock import Clock
+from service.database.engine import Database
+from service.database.tables import JobRow
+from service.events import repository as events
+from service.jobs import repository, run_directory
+from service.jobs.lifecycle import Why, change_state, open_interval, want
+from service.jobs.repository import JobFilter
+from service.jobs.view import view
+from service.operations import lifecycle as operations
+from service.operations import repository as operation_queries
+from service.problems import not_found
+from service.settings import Settings
+from service.wakeups import Wakeups
+
+log = structlog.get_logger(__name__)
+
+_HAS_ATTEMPT = frozenset({JobState.STARTING, JobState.RUNNING, JobState.RESIZING, JobState.RECOVERING})
+
+
+class JobService:
+    """Jobs, as their users see them. Safe to call from any number of requests and control planes at once."""
+
+    def __init__(self, settings: Settings, database: Database, wakeups: Wakeups, clock: Clock) -> None:
+        self._settings = settings
+        self._database = database
+        self._wakeups = wakeups
+        self._clock = clock
+
+    async def submit(self, spec: JobSpec, idempotency_key: str | None) -> tuple[Job, bool]:
+        """Queues a job; the same key and spec again give the same job, and True.
+
+        Raises:
+            RubatoError: the key belongs to another spec (409), the corpus is not there (422), or the run directory
+                cannot be written (503). Nothing is left behind.
+        """
+        digest = hashlib.sha256(spec.model_dump_json().encode()).hexdigest()
+        if idempotency_key is not None and (earlier := await self._replay(idempotency_key, digest)):
+            return earlier, True
+        await asyncio.to_thread(run_directory.check_corpus, spec, self._settings.ray_dashboard)
+        job_id = f"job-{secrets.token_hex(5)}"
+        run_dir = await asyncio.to_thread(run_directory.make, self._settings.runs, job_id, spec)
+        try:
+            async with self._database.writing() as session:
+                job = await self._insert(session, job_id, spec, run_dir, idempotency_key, digest)
+                intervals = (await repository.intervals(session, [job_id]))[job_id]
+        except IntegrityError:
+            await asyncio.to_thread(run_directory.remove, run_dir)
+            # The same key came twice at once, and the other was faster.
+            if idempotency_key is None or not (earlier := await self._replay(idempotency_key, digest)):
+                raise
+            return earlier, True
+        except BaseException:
+            await asyncio.to_thread(run_directory.remove, run_dir)
+            raise
+        log.info("job.submitted", job=job_id, name=spec.name, sizes=spec.sizes)
+        self._wakeups.supervisor.set()
+        return view(job, intervals, self._settings.ray_dashboard, self._clock()), False
+
+    async def _insert(
+        self, session: AsyncSession, job_id: str, spec: JobSpec, run_dir: Path, key: str | None, digest: str
+    ) -> JobRow:
+        now = self._clock()
+        job = JobRow(
+            id=job_id,
+            name=spec.name,
+            project=spec.project,
+            priority=spec.priority,
+            spec=spec.model_dump(mode="json"),
+            run_dir=str(run_dir),
+            idempotency_key=key,
+            request_hash=digest,
+            state=JobState.QUEUED,
+            reason_code="submitted",
+            reason_message="waits to be admitted",
+            reason_actor="user",
+            reason_at=now,
+            wanted_workers=spec.sizes[0],
+            members=[],
+            restarts=Restarts().model_dump(),
+            restarts_before=Restarts().model_dump(),
+            created_at=now,
+        )
+        session.add(job)
+        await session.flush()  # what follows refers to it
+        events.add(session, job_id, now, "job.queued", "submitted", "user", {"sizes": spec.sizes})
+        open_interval(session, job, now)
+        await session.flush()
+        return job
+
+    async def _replay(self, key: str, digest: str) -> Job | None:
+        async with self._database.reading() as session:
+            job = await repository.of_idempotency_key(session, key)
+            if job is None:
+                return None
+            if job.request_hash != digest:
+                fix = "use a new key for a new spec, or send the spec as it was"
+                problem = FieldProblem("Idempotency-Key", f"'{key}' was used for another spec, job {job.id}", fix)
+                raise RubatoError(str(problem), fix=fix, code="idempotency_key_reused", status=409, problems=[problem])
+            return await self._view(session, job)
+
+    async def get(self, name_or_id: str) -> Job:
+        """A job by its id, or by its name when one job alone can be meant. Raises RubatoError (404, 409)."""
+        async with self._database.reading() as session:
+            return await self._view(session, await self.resolve(session, name_or_id))
+
+    async def list_page(self, wanted: JobFilter, cursor: str | None, limit: int) -> Page[Job]:
+        """A page of jobs, newest first. Jobs that are added meanwhile do not shift it."""
+        before = None if cursor is None else cursors.decode(cursor)
+        async with self._database.reading() as session:
+            rows = await repository.page(session, wanted, before, limit + 1)
+            intervals = await repository.intervals(session, [job.id for job in rows[:limit]])
+        now = self._clock()
+        return Page[Job](
+            items=[view(job, intervals[job.id], self._settings.ray_dashboard, now) for job in rows[:limit]],
+            next=cursors.encode(rows[limit - 1].number) if len(rows) > limit else None,
+        )
+
+    async def metrics(self, name_or_id: str, after: int, limit: int) -> Page[Metric]:
+        """A page of metrics, by ascending step."""
+        async with self._database.reading() as session:
+            job = await self.resolve(session, name_or_id)
+            rows = await repository.metrics_page(session, job.id, after, limit + 1)
+        items = [Metric.model_validate(row.record) for row in rows[:limit]]
+        return Page[Metric](items=items, next=str(items[-1].step) if len(rows) > limit else None)
+
+    async def scale(self, name_or_id: str, workers: int) -> Operation:
+        """Changes the size that is wanted of a job.
+
+        Raises:
+            RubatoError: the job cannot run at that size (422, with the nearest it can), or is over or ending (409).
+        """
+        async with self._database.writing() as session:
+            job = await self._locked(session, name_or_id)
+            spec, state, now = JobSpec.model_validate(job.spec), JobState(job.state), self._clock()
+            if workers not in spec.sizes:
+                raise _impossible_size(spec, workers)
+            if state.terminal or state not in _HAS_ATTEMPT | {JobState.QUEUED, JobState.PAUSED}:
+                raise _too_late(job, "scaled")
+            unfinished = [op for op in await operation_queries.unfinished(session, job.id) if op.kind == "scale"]
+            same = next((op for op in unfinished if op.request == {"workers": workers}), None)
+            if same is not None:
+                return operations.view(same)
+            operation = operations.begin(session, job, "scale", {"workers": workers}, now)
+            for earlier in unfinished:
+                operations.end(earlier, OperationState.FAILED, f"replaced by {operation.id}", now)
+            if state not in _HAS_ATTEMPT:
+                operations.end(operation, OperationState.DONE, "the job will start at this size", now)
+            elif job.wanted_workers == workers and not unfinished:
+                operations.end(operation, OperationState.DONE, "the job has this size already", now)
+            if job.wanted_workers != workers:
+                message = f"{job.wanted_workers} -> {workers} workers"
+                data = {"operation": operation.id, "from": job.wanted_workers, "to": workers}
+                events.add(session, job.id, now, "scale.accepted", message, "user", data)
+            job.wanted_workers = workers
+            job.wanted_operation = operation.id if operation.finished_at is None else None
+            want(job)
+        log.info("job.scaled", job=job.id, workers=workers, operation=operation.id)
+        self._announce(job)
+        return operations.view(operation)
+
+    async def cancel(self, name_or_id: str, force: bool) -> Operation:
+        """Ends a job: it saves and stops, or with ``force`` stops at once. Raises RubatoError (409) when it is over."""
+        async with self._database.writing() as session:
+            job = await self._locked(session, name_or_id)
+            state, now = JobState(job.state), self._clock()
+            if state.terminal:
+                raise _too_late(job, "cancelled")
+            wanted = "force" if force else "drain"
+            unfinished = [op for op in await operation_queries.unfinished(session, job.id) if op.kind == "cancel"]
+            if unfinished and job.wanted_cancel in ("force", wanted):
+                return operations.view(unfinished[-1])
+            operation = operations.begin(session, job, "cancel", {"force": force}, now)
+            for earlier in unfinished:
+                operations.end(earlier, OperationState.DONE, f"hurried by {operation.id}", now)
+            job.wanted_cancel, job.wanted_operation, job.cancelled_at = wanted, operation.id, now
+            want(job)
+            message = "cancelled by force" if force else "cancelled: saves, then stops"
+            why = Why("cancelled", message, "user", now, {"operation": operation.id})
+            if state in (JobState.QUEUED, JobState.PAUSED):
+                await change_state(session, job, JobState.CANCELLED, why)
+            elif state is not JobState.CANCELLING:
+                await change_state(session, job, JobState.CANCELLING, why)
+                operations.enter_phase(operation, "draining", now)
+                if await attempts.open_of(session, job.id) is None:  # it lost its workers, and none are coming yet
+                    await change_state(session, job, JobState.CANCELLED, why)
+        log.info("job.cancelled", job=job.id, force=force, operation=operation.id)
+        self._announce(job)
+        return operations.view(operation)
+
+    async def resolve(self, session: AsyncSession, name_or_id: str) -> JobRow:
+        """The row that an id or a name means: of several jobs with a name the one that is not over."""
+        job = await repository.find(session, name_or_id)
+        if job is not None:
+            return job
+        found = await repository.named(session, name_or_id)
+        alive = [job for job in found if not JobState(job.state).terminal]
+        if not found:
+            raise not_found("job", name_or_id, "GET /v1/jobs lists the jobs there are")
+        if len(alive) == 1 or len(found) == 1:
+            return (alive or list(found))[0]
+        ids = ", ".join(job.id for job in (alive or found)[-10:])
+        problem = FieldProblem("job", f"{len(found)} jobs are called '{name_or_id}'", f"use an id: {ids}")
+        raise RubatoError(str(problem), fix=problem.fix, code="name_ambiguous", status=409, problems=[problem])
+
+    async def _locked(self, session: AsyncSession, name_or_id: str) -> JobRow:
+        job = await self.resolve(session, name_or_id)
+        await session.refresh(job, with_for_update=True)
+        return job
+
+    async def _view(self, session: AsyncSession, job: JobRow) -> Job:
+        intervals = (await repository.intervals(session, [job.id]))[job.id]
+        return view(job, intervals, self._settings.ray_dashboard, self._clock())
+
+    def _announce(self, job: JobRow) -> None:
+        self._wakeups.notify(job.id)
+        self._wakeups.supervisor.set()
+
+
+def _impossible_size(spec: JobSpec, workers: int) -> RubatoError:
+    bounds = spec.workers
+    near = nearest_sizes(spec.parallelism, spec.train.global_batch, workers, bounds.min, bounds.max)
+    if not bounds.min <= workers <= bounds.max:
+        cause = f"{workers} is outside workers.min..max of the spec ({bounds.min}..{bounds.max})"
+    else:
+        shape = spec.parallelism
+        cause = f"{workers} workers cannot be laid out at tensor {shape.tensor} x pipeline {shape.pipeline}"
+        if workers % shape.replica_size == 0:
+            cause += f" with a global batch of {spec.train.global_batch} in micro-batches of {shape.micro_batch}"
+    fix = f"use {' or '.join(map(str, near))} workers"
+    problem = FieldProblem("workers", cause, fix)
+    return RubatoError(str(problem), fix=fix, code="impossible_size", status=422, problems=[problem])
+
+
+def _too_late(job: JobRow, done: str) -> RubatoError:
+    over = JobState(job.state).terminal
+    return RubatoError(
+        f"job {job.id} is {job.state} and cannot be {done}",
+        fix="submit it again" if over else "wait until it is over, then submit it again",
+        code="job_is_over" if over else "job_is_ending",
+        status=409,
+    )

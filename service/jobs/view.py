@@ -1,0 +1,87 @@
+"""A job as the API shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from rubato.resources import Job, LayoutView, Progress, Reason, Restarts, WorkersView, WorkerView
+from rubato.spec import JobSpec
+from rubato.states import JobState
+from service.database.tables import IntervalRow, JobRow
+from service.jobs.goodput import goodput
+
+_TRAINS = frozenset({JobState.RUNNING, JobState.RESIZING, JobState.RECOVERING})
+
+
+def view(job: JobRow, intervals: Iterable[IntervalRow], ray_dashboard: str, now: datetime) -> Job:
+    """The job with its history added up to ``now``."""
+    spec = JobSpec.model_validate(job.spec)
+    state = JobState(job.state)
+    return Job(
+        id=job.id,
+        name=job.name,
+        project=job.project,
+        priority=job.priority,
+        state=state,
+        reason=Reason.model_validate(
+            {"code": job.reason_code, "message": job.reason_message, "actor": job.reason_actor, "at": job.reason_at}
+        ),
+        spec=spec,
+        layout=None if job.layout is None else LayoutView.model_validate(job.layout),
+        workers=_workers(job, spec, state),
+        progress=_progress(job, spec, state),
+        generation=job.generation,
+        attempts=job.epoch,
+        restarts=Restarts.model_validate(job.restarts),
+        goodput=goodput(intervals, now),
+        created_at=job.created_at,
+        started_at=job.started_at,
+        finished_at=job.finished_at,
+        run_dir=job.run_dir,
+        links=_links(job, ray_dashboard),
+    )
+
+
+def members(job: JobRow) -> list[WorkerView]:
+    """The workers as the driver told of them last; of a job that is over, those it had in the end."""
+    return [WorkerView.model_validate(member) for member in job.members]
+
+
+def _workers(job: JobRow, spec: JobSpec, state: JobState) -> WorkersView:
+    present = [] if state.terminal else members(job)
+    return WorkersView(
+        desired=job.wanted_workers,
+        observed=sum(member.state == "training" for member in present),
+        min=spec.workers.min,
+        max=spec.workers.max,
+        members=present,
+    )
+
+
+def _progress(job: JobRow, spec: JobSpec, state: JobState) -> Progress:
+    trains = state in _TRAINS
+    steps = spec.train.steps
+    return Progress(
+        step=job.step,
+        steps=steps,
+        tokens=job.tokens,
+        loss=job.loss,
+        tokens_per_s=job.tokens_per_s if trains else None,
+        mfu=job.mfu if trains else None,
+        eta_s=(steps - job.step) * job.step_s if trains and job.step_s is not None else None,
+    )
+
+
+def _links(job: JobRow, ray_dashboard: str) -> dict[str, str]:
+    here = f"/v1/jobs/{job.id}"
+    parts = ("events", "metrics", "logs", "checkpoints", "scale", "cancel")
+    links = {"self": here, **{part: f"{here}/{part}" for part in parts}, "page": f"/jobs/{job.id}"}
+    if job.epoch:
+        links["ray"] = f"{ray_dashboard}/#/jobs/{attempt_id(job.id, job.epoch)}"
+    return links
+
+
+def attempt_id(job_id: str, epoch: int) -> str:
+    """The name of an attempt, here and in Ray. A function of job and epoch, so it can never be given twice."""
+    return f"{job_id}-a{epoch}"

@@ -1,0 +1,73 @@
+"""Server-sent events: a list that goes on. The id of an event is the cursor to begin again from."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import Header, Request
+from fastapi.responses import StreamingResponse
+
+from service.wakeups import Wakeups
+
+MEDIA_TYPE = "text/event-stream"
+_ALIVE_EVERY = 15.0  # seconds; shorter than the idle limit of common proxies
+
+LastEventId = Annotated[
+    str | None, Header(description="the last id seen, sent by browsers when they reconnect; wins over `after`")
+]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What there is after a cursor: (id, JSON) pairs, whether more is there already, and whether no more will come."""
+
+    items: Sequence[tuple[int, str]]
+    more: bool
+    over: bool
+
+
+Load = Callable[[int], Awaitable[Chunk]]
+
+
+def wanted(request: Request) -> bool:
+    """Whether a request asks for a stream."""
+    return MEDIA_TYPE in request.headers.get("accept", "")
+
+
+def start_of(after: int, last_event_id: str | None) -> int:
+    """The cursor to begin from."""
+    return int(last_event_id) if last_event_id is not None and last_event_id.isdecimal() else after
+
+
+def response(wakeups: Wakeups, job_id: str, cursor: int, load: Load) -> StreamingResponse:
+    """Follows ``load`` from a cursor on: unnamed events, which browsers call messages, then one called ``end``."""
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(_follow(wakeups, job_id, cursor, load), media_type=MEDIA_TYPE, headers=headers)
+
+
+async def _follow(wakeups: Wakeups, job_id: str, cursor: int, load: Load) -> AsyncIterator[str]:
+    yield "retry: 1000\n\n"
+    with wakeups.watch(job_id) as waiter:
+        while not wakeups.closed:
+            chunk = await load(cursor)
+            for cursor, item in chunk.items:
+                yield f"id: {cursor}\ndata: {item}\n\n"
+            if chunk.more:
+                continue
+            if chunk.over:
+                yield f"id: {cursor}\nevent: end\ndata: {{}}\n\n"
+                return
+            if not await waiter.wait(_ALIVE_EVERY) and not wakeups.closed:
+                yield ": nothing new\n\n"
+
+
+def documented(what: str) -> dict[int | str, dict[str, Any]]:
+    """The ``responses`` of a route that streams when asked to."""
+    text = (
+        f"A page of {what}; with `Accept: text/event-stream` a stream of them that goes on until the job is over and "
+        "closes with an event called `end`."
+    )
+    stream = {"schema": {"type": "string"}, "example": 'id: 7\ndata: {"id": 7, ...}\n\n'}
+    return {200: {"description": text, "content": {MEDIA_TYPE: stream}}}

@@ -12,8 +12,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
+from pydantic import ValidationError
 
 from rubato.problems import RubatoError
+from rubato.resources import Cluster
 from rubato.stack import parts, ports, processes
 from rubato.stack.parts import Child
 from rubato.stack.record import (
@@ -181,6 +183,7 @@ def _start_control_plane(home: Path, record: StackRecord, undo: ExitStack, ray: 
 
 
 def _wait_until_ready(url: str, children: list[Child]) -> None:
+    """Returns once the control plane is ready and sees CPUs: until then no job could begin."""
     deadline = time.monotonic() + READY_WITHIN_S
     answer = "nothing answers"
     with httpx.Client(base_url=url, timeout=5.0, trust_env=False) as http:
@@ -189,12 +192,15 @@ def _wait_until_ready(url: str, children: list[Child]) -> None:
                 child.require_alive()
             try:
                 response = http.get("/readyz")
+                if response.is_success:
+                    response = http.get("/v1/cluster")
+                    if response.is_success and Cluster.model_validate_json(response.content).cpus > 0:
+                        return
+                answer = response.text
             except httpx.TransportError as error:
                 answer = str(error)
-            else:
-                if response.is_success:
-                    return
-                answer = response.text
+            except ValidationError:
+                answer = f"no control plane of this version: {answer}"
             time.sleep(0.1)
     logs = " and ".join(str(child.log) for child in children)
     raise RubatoError(

@@ -90,11 +90,11 @@ def end_family(roots: Iterable[ProcessIdentity | None], mark: Path, patience_s: 
     roots = tuple(roots)
     members = family(roots, mark)  # before anything dies: afterwards nobody knows whose child an orphan was
     ended = len(members)
-    for root in map(living, roots):
-        if root:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                root.terminate()
-    psutil.wait_procs(list(members), timeout=patience_s)
+    asked = [root for root in map(living, roots) if root]
+    for root in asked:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            root.terminate()
+    psutil.wait_procs(list(members), timeout=patience_s if asked else 0)  # orphans have nobody to end them in order
     rounds = 0
     while members := {process for process in members if _runs(process)} | family(roots, mark):
         if rounds == _KILLING_ROUNDS:

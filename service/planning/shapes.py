@@ -1,0 +1,208 @@
+"""What the planner reasons about: a decoder's sizes, the work of a step, a layout, how it is run, and a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
+from typing import Literal
+
+from rubato.layout import split_evenly
+
+Recompute = Literal["none", "selective", "full"]
+Schedule = Literal["1f1b", "gpipe", "interleaved"]
+Attention = Literal["unfused", "flash1", "flash2", "native"]
+
+
+@dataclass(frozen=True)
+class Model:
+    """Sizes of a dense decoder. ``gated``: a SwiGLU MLP of three matrices; ``tied``: one embedding in and out."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocab: int
+    gated: bool = True
+    tied: bool = False
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
+
+    @property
+    def kv_hidden(self) -> int:
+        """Width of the keys (and of the values)."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def mlp_matrices(self) -> int:
+        return 3 if self.gated else 2
+
+    @cached_property
+    def layer_parameters(self) -> int:
+        """Parameters of one layer: attention, MLP and its two norms."""
+        attention = 2 * self.hidden * (self.hidden + self.kv_hidden)
+        return attention + self.mlp_matrices * self.hidden * self.ffn + 2 * self.hidden
+
+    @property
+    def embedding_parameters(self) -> int:
+        return self.vocab * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """All parameters; a tied embedding counts once."""
+        return self.layers * self.layer_parameters + (1 if self.tied else 2) * self.embedding_parameters + self.hidden
+
+    def flops_per_token(self, sequence: int) -> float:
+        """Forward and backward FLOPs of a token without recomputation: 6 a weight, 12 h s a layer of attention.
+
+        The count of the PaLM paper, appendix B (arXiv:2204.02311), which MFU is defined by; embeddings look up and
+        cost nothing, and attention counts the whole square of scores.
+        """
+        weights = self.layers * self.layer_parameters + self.embedding_parameters
+        return 6.0 * weights + 12.0 * self.layers * self.hidden * sequence
+
+
+@dataclass(frozen=True)
+class Work:
+    """One step: a global batch of sequences of one length."""
+
+    model: Model
+    sequence: int
+    global_batch: int
+
+    @property
+    def tokens(self) -> int:
+        return self.global_batch * self.sequence
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the work is spread: degrees, ZeRO stage, micro-batch (sequences), schedule, recomputation.
+
+    ``context``: ranks a sequence is split over (ring attention). ``virtual_stages`` above 1 means interleaving.
+    ``stage_layers``: layers of every pipeline rank where they are not split evenly. ``data_inner``: data neighbours sit
+    closer together than pipeline neighbours (Megatron's order); Rubato keeps a replica together instead.
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+    context: int = 1
+    zero: int = 0
+    micro_batch: int = 1
+    schedule: Schedule = "1f1b"
+    virtual_stages: int = 1
+    recompute: Recompute = "none"
+    sequence_parallel: bool = False
+    stage_layers: tuple[int, ...] | None = None
+    data_inner: bool = False
+
+    @property
+    def world_size(self) -> int:
+        return self.tensor * self.pipeline * self.data * self.context
+
+    @property
+    def replica_size(self) -> int:
+        return self.tensor * self.pipeline * self.context
+
+    @property
+    def shards(self) -> int:
+        """Ranks over which ZeRO splits: those that hold the same parameters."""
+        return self.data * self.context
+
+    def layers_of(self, model: Model) -> tuple[int, ...]:
+        """Layers of each pipeline rank, first to last."""
+        return self.stage_layers or tuple(split_evenly(model.layers, self.pipeline))
+
+    def micro_batches(self, global_batch: int) -> int:
+        """Micro-batches of the replica that has most; it is the one the others wait for."""
+        return ceil(ceil(global_batch / self.micro_batch) / self.data)
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Bytes a parameter takes in each of its roles, and bytes of an activation.
+
+    ``parameter``: the resident copy; ``gradient``: as accumulated; ``computed_gradient``: kept beside it as backward
+    computed it; ``optimizer``: two moments, and a master copy where ``parameter`` is 16-bit; ``wire``: a gradient on
+    its way; ``activation``: 2, or 4 without mixed precision.
+    """
+
+    parameter: int
+    gradient: int
+    optimizer: int
+    wire: int
+    activation: int = 2
+    computed_gradient: int = 0
+
+
+FP16 = Precision(parameter=2, gradient=2, optimizer=12, wire=2)
+"""Megatron and DeepSpeed in fp16 (arXiv:1910.02054, section 3.1)."""
+BF16 = Precision(parameter=2, gradient=4, optimizer=12, wire=4, computed_gradient=2)
+"""Megatron and DeepSpeed in bf16: as fp16, but gradients accumulate and reduce in 32 bits."""
+SHARDED = Precision(parameter=4, gradient=4, optimizer=8, wire=2)
+"""FSDP with a bf16 policy: 32-bit shards are the master copy, gathered and reduced in 16 bits."""
+AUTOCAST = Precision(parameter=4, gradient=4, optimizer=8, wire=4)
+"""32-bit parameters, gradients and reductions, 16-bit products."""
+FP32 = Precision(parameter=4, gradient=4, optimizer=8, wire=4, activation=4)
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Properties of the software that change what a layer costs.
+
+    ``attention``: unfused, or the generation of the fused kernels: FlashAttention 1 or 2, or ``native`` ones written
+    for the matrix instructions of the GPU at hand (FlashAttention 3, cuDNN). ``compiled``: element-wise kernels are
+    fused. ``overlapped_tensor``: backward's tensor-parallel collectives run beside the products of weight gradients
+    (Megatron since arXiv:2205.05198). ``launch_blocking``: CUDA_LAUNCH_BLOCKING=1, the host waits for every kernel.
+    """
+
+    attention: Attention = "flash2"
+    precision: Precision = BF16
+    compiled: bool = False
+    overlapped_tensor: bool = False
+    launch_blocking: bool = False
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """One device. Rates are per second.
+
+    ``memory_bytes``: as torch reports it; ``context_bytes`` of it go to the driver and the communicators.
+    ``peak_flops``: the data sheet's, dense, 16-bit; ``matmul_flops``: the best product measured on it;
+    ``single_flops``: the same for 32-bit inputs (TF32 where there is one); ``vector_flops``: 32-bit FMA outside the
+    matrix units; ``older_kernel_share``: what share of peak kernels reach that use the matrix instructions of the
+    generation before; ``link_bytes``: to the neighbours in the node, one way; ``network_bytes`` and ``node_size``: what
+    it is usually deployed with.
+    """
+
+    name: str
+    memory_bytes: float
+    context_bytes: float
+    peak_flops: float
+    matmul_flops: float
+    single_flops: float
+    vector_flops: float
+    memory_bandwidth: float
+    link_bytes: float
+    older_kernel_share: float = 1.0
+    network_bytes: float = 0.0
+    node_size: int = 8
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Equal accelerators in nodes of ``node_size``; ``network_bytes`` one way, per second and device."""
+
+    accelerator: Accelerator
+    count: int
+    node_size: int
+    network_bytes: float
+
+    @classmethod
+    def of(cls, accelerator: Accelerator, count: int) -> Cluster:
+        """``count`` of them, in the nodes and on the network they are usually deployed with."""
+        return cls(accelerator, count, accelerator.node_size, accelerator.network_bytes)

@@ -14,6 +14,7 @@ from fastapi.templating import Jinja2Templates
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import Response
+from starlette.routing import Mount, Route, Router
 
 from rubato import __version__
 
@@ -73,7 +74,7 @@ async def bokeh_script(request: Request) -> FileResponse:
 def mount(app: FastAPI) -> None:
     """Adds the pages at ``/`` and ``/jobs/{job}`` and what they load under ``/assets``."""
     app.include_router(pages)
-    assets = APIRouter(include_in_schema=False)
-    assets.add_route("/bokeh/{version}/{name}", bokeh_script)
-    app.mount("/assets/app", GZipMiddleware(OwnFiles(directory=HERE / "static")))
-    app.include_router(assets, prefix="/assets")
+    assets = Router(
+        [Route("/bokeh/{version}/{name}", bokeh_script), Mount("/app", OwnFiles(directory=HERE / "static"))],
+    )
+    app.mount("/assets", GZipMiddleware(assets, compresslevel=6))

@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from live_service import Rubato, served
 from playwright.async_api import Browser, Page, async_playwright
+
+from tests.browser.live_service import Rubato, served
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 

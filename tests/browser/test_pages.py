@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from live_service import Rubato
 from playwright.async_api import Page, expect
+
+from tests.browser.live_service import Rubato
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 

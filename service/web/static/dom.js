@@ -14,7 +14,7 @@ export function h(tag, props = {}, ...children) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  element.append(...children.flat(2).filter((child) => child !== null && child !== undefined));
   return element;
 }
 
@@ -25,7 +25,7 @@ export function h(tag, props = {}, ...children) {
  */
 export function fill(element, ...children) {
   const next = document.createElement(element.tagName);
-  next.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  next.append(...children.flat(2).filter((child) => child !== null && child !== undefined));
   morphChildren(element, next);
 }
 

@@ -7,7 +7,7 @@ import { byId, fill, h, say } from "./dom.js";
 import { ago, bytes, clock, duration, layout, loss, percent, short, whole } from "./format.js";
 import { showGoodput } from "./goodput.js";
 import { watchLogs } from "./logs.js";
-import { bar, isOver, pill, showDashboard, showLink, showProblem } from "./parts.js";
+import { bar, isOver, isWeb, pill, showDashboard, showLink, showProblem } from "./parts.js";
 import { showEvents } from "./timeline.js";
 import { showWorkers } from "./workers.js";
 
@@ -26,7 +26,8 @@ function show() {
   fill(byId("reason"), job.reason.message, h("span", { class: "quiet" }, ` — ${job.reason.actor}, ${ago(job.reason.at)}`));
   const took = job.started_at && (new Date(job.finished_at ?? Date.now()) - new Date(job.started_at)) / 1000;
   fill(byId("identity"), h("code", {}, job.id), ` · project ${job.project} · submitted ${clock(job.created_at)}`,
-    took ? ` · ${job.finished_at ? "ran" : "running for"} ${duration(took)}` : null);
+    took ? ` · ${job.finished_at ? "ran" : "running for"} ${duration(took)}` : null,
+    isWeb(job.links.ray) ? [" · ", h("a", { href: job.links.ray, rel: "noopener" }, "in the Ray dashboard")] : null);
   fill(byId("progress"), bar(progress.step, progress.steps, job.state, "Steps done"));
   const lost = Object.entries(restarts).filter(([, count]) => count > 0);
   fill(byId("figures"), [
@@ -36,7 +37,8 @@ function show() {
     ["MFU", percent(progress.mfu), "of the peak"],
     ["Left", isOver(job.state) ? "–" : duration(progress.eta_s), "at this speed"],
     ["Layout", layout(job.layout), "data × pipe × tensor"],
-    ["Workers", workers.observed === workers.desired ? whole(workers.observed) : `${workers.observed} → ${workers.desired}`,
+    ["Workers", workers.observed === workers.desired || isOver(job.state)
+      ? whole(workers.observed) : `${workers.observed} → ${workers.desired}`,
       `${workers.min} to ${workers.max}`],
     ["Generation", whole(job.generation), job.attempts === 1 ? "1 attempt" : `${job.attempts} attempts`],
     ["Restarts", whole(lost.reduce((sum, [, count]) => sum + count, 0)),

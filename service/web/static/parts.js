@@ -36,9 +36,12 @@ export function showLink(up) {
   say(link, up ? "live" : "reconnecting");
 }
 
+/** Whether a text is an address that a link may lead to. */
+export const isWeb = (url) => /^https?:/.test(url ?? "");
+
 export function showDashboard(cluster) {
   const link = byId("dashboard");
-  const usable = /^https?:/.test(cluster.dashboard_url);
+  const usable = isWeb(cluster.dashboard_url);
   link.hidden = !usable;
   if (usable) link.href = cluster.dashboard_url;
 }

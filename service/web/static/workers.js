@@ -1,7 +1,6 @@
 // The workers of a job as the mesh they form: a panel a replica, in it a row a pipeline stage, a column a tensor rank.
 
 import { byId, fill, h, say } from "./dom.js";
-import { isOver } from "./parts.js";
 
 const UNPLACED = Number.MAX_SAFE_INTEGER;
 
@@ -57,10 +56,8 @@ export function showWorkers(job) {
     fill(byId("workers"), h("p", { class: "quiet small" }, "No worker runs for this job."));
     return;
   }
-  const over = isOver(job.state); // then these are the workers it had when it ended
   fill(byId("workers"),
-    h("div", { class: "replicas", "data-over": over }, replicas(members).map(panel)),
-    h("p", { class: "legend small" }, over ? "as they were at the end" : ["training", "starting", "lost"]
-      .filter((state) => counts.has(state))
-      .map((state) => h("span", { class: "key", "data-worker": state }, `${counts.get(state)} ${state}`))));
+    h("div", { class: "replicas" }, replicas(members).map(panel)),
+    h("p", { class: "legend small" }, ["training", "starting", "lost"].filter((state) => counts.has(state)).map((state) =>
+      h("span", { class: "key", "data-worker": state }, `${counts.get(state)} ${state}`))));
 }

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -22,23 +21,38 @@ from workers.engine.watch import Throughput, model_flops_utilization, peak_flops
 
 
 @dataclass
+class Record:
+    """What a step came to; fields as in ``rubato.resources.Metric``.
+
+    ``step_tokens`` are the real tokens of this step.
+    """
+
+    step: int
+    loss: float
+    grad_norm: float
+    lr: float
+    tokens: int
+    step_tokens: int
+    step_s: float
+    validation_loss: float | None = None
+
+
+@dataclass
 class Session:
     """A generation as this worker lives it.
 
     Attributes:
         samples: this replica's places in the global batch.
         runner: runs them.
-        record: what the last step came to, with the fields of ``rubato.resources.Metric`` that are known; None when
-            no step led here (at the first step, or right after a checkpoint was loaded).
-        together: runs something on the data axis; all workers of the replica succeed or all raise DataAxisError.
+        record: of the step that led here; None when none did (at the first step, or right after a checkpoint was
+            loaded).
     """
 
     generation: Generation
     data: DataGroup
     samples: range
     runner: Runner
-    together: Callable[[Callable[[], None]], None]
-    record: dict[str, Any] | None = None
+    record: Record | None
 
 
 class Hook(Protocol):
@@ -74,13 +88,13 @@ class Validation:
         sums = torch.zeros(2, dtype=torch.float64, device=device)
         for index in range(self._sampler.validation_batches):
             tokens_BS, targets_BS = self._sampler.validation_batch(index, session.samples)
-            loss = session.runner.evaluate(tokens_BS.to(device), targets_BS.to(device))
-            sums += torch.stack([loss, (targets_BS != NOT_COUNTED).sum().to(loss)])
-        session.together(lambda: session.data.sum([sums]))
+            loss_here = session.runner.evaluate(tokens_BS.to(device), targets_BS.to(device))
+            sums += torch.stack([loss_here, (targets_BS != NOT_COUNTED).sum().to(loss_here)])
+        session.data.sum([sums])
         # Only the last stage has losses, and each of its tensor ranks has the same.
         (loss,) = self._mesh.sum([float(sums[0]) if self._mesh.tensor.index == 0 else 0.0])
         if session.record is not None:
-            session.record["validation_loss"] = loss * self._nominal / float(sums[1])
+            session.record.validation_loss = loss * self._nominal / float(sums[1])
 
 
 class Report:
@@ -100,27 +114,28 @@ class Report:
         self._peak = peak_flops(mesh.device.torch_device, spec.train.precision) if self._first else 0.0
 
     def __call__(self, session: Session) -> None:
-        record = session.record
-        if not self._first or session.generation.replica != 0 or record is None or record["step"] == self._reported:
+        record, generation = session.record, session.generation
+        if not self._first or generation.replica != 0 or record is None or record.step == self._reported:
             return
-        if self._generation != session.generation.number:
-            self._generation = session.generation.number
+        if self._generation != generation.number:
+            self._generation = generation.number
             self._throughput.restart()
-        workers = self._mesh.layout(session.generation.data).world_size
-        rate = self._throughput.add(record["step_tokens"], record["step_s"])
-        record |= {
+        rate = self._throughput.add(record.step_tokens, record.step_s)
+        workers = self._mesh.layout(generation.data).world_size
+        metric = asdict(record) | {
             "tokens_per_s": rate,
             "mfu": model_flops_utilization(rate, self._spec, workers, self._peak),
-            "generation": session.generation.number,
-            "data": session.generation.data,
+            "generation": generation.number,
+            "data": generation.data,
         }
-        self._membership.report("metric", {name: value for name, value in record.items() if name != "step_tokens"})
-        if record["validation_loss"] is not None:
-            loss = record["validation_loss"]
-            message = f"validation loss {loss:.4f} at step {record['step']}"
-            event = {"kind": "validation", "message": message, "data": {"step": record["step"], "loss": loss}}
+        del metric["step_tokens"]
+        self._membership.report("metric", metric)
+        self._reported = record.step
+        loss = record.validation_loss
+        if loss is not None:
+            message = f"validation loss {loss:.4f} at step {record.step}"
+            event = {"kind": "validation", "message": message, "data": {"step": record.step, "loss": loss}}
             self._membership.report("event", event)
-        self._reported = record["step"]
 
 
 class Checkpoint:
@@ -140,7 +155,7 @@ class Checkpoint:
 
     def __call__(self, session: Session) -> None:
         if session.generation.replica == 0:
-            self.save(session.generation.data, session.record["loss"] if session.record else None)
+            self.save(session.generation.data, session.record.loss if session.record else None)
 
     def save(self, data: int, loss: float | None) -> None:
         """Saves, unless a checkpoint of this step is there.
@@ -149,9 +164,7 @@ class Checkpoint:
             data: data degree of the generation.
             loss: of the last step, when it is known.
         """
-        step = self._state.step
-        assert step is not None
-        began = datetime.now(UTC)
+        step, began = self._state.done, datetime.now(UTC)
         stored = self._store.save(
             step,
             self._state.state_dict(),

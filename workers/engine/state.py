@@ -34,6 +34,12 @@ class TrainingState:
         self.step: int | None = None
         self.tokens = 0
 
+    @property
+    def done(self) -> int:
+        """Optimizer steps done, of a state that means something."""
+        assert self.step is not None
+        return self.step
+
     @torch.no_grad()
     def begin(self) -> None:
         """Declares the parameters to be those of step 0."""
@@ -48,27 +54,26 @@ class TrainingState:
 
     def update(self, lr: float, tokens: int) -> None:
         """One optimizer step with the gradients of the leaves."""
-        assert self.step is not None
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
-        self.step += 1
+        self.step = self.done + 1
         self.tokens += tokens
 
     def receive(self, data: DataGroup, source: int, step: int, bucket_mb: float) -> None:
         """Takes the state after ``step`` steps from replica ``source``; the source gives it.
 
         Raises:
-            DataAxisError: the data axis failed; who had no state has none now either.
+            DataAxisError: the data axis failed; who held another step may hold none now.
             RuntimeError: the source holds another step than it should.
         """
-        if self.step != step:
-            self.drop()
         header = torch.tensor([-1 if self.step is None else self.step, self.tokens], device=self.leaves[0].device)
         data.broadcast([header], source, bucket_mb)
         held, tokens = header.tolist()
         if held != step:
             raise RuntimeError(f"replica {source} was to give the state of step {step}, it holds step {held}")
+        if self.step != step:
+            self.drop()
         data.broadcast(self._tensors(), source, bucket_mb)
         self._declare(step, tokens)
 

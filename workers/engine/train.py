@@ -14,15 +14,16 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rubato.layout import micro_batches, sample_range
+from rubato.layout import sample_range
 from rubato.spec import JobSpec
 from workers.engine.checkpoint import CheckpointStore
 from workers.engine.data import Sampler, open_corpus
-from workers.engine.hooks import Checkpoint, Hook, Report, Session, Validation, due
+from workers.engine.hooks import Checkpoint, Hook, Record, Report, Session, Validation, due
 from workers.engine.membership import Generation, Membership, Standing
 from workers.engine.mesh import ReplicaMesh
 from workers.engine.optim import clip_factor, learning_rate, squared_norm
@@ -85,10 +86,10 @@ def train(
     if finished:
         membership.finish()
     elif membership.save_requested() and worker.state.step is not None:
-        worker.checkpoint.save(worker.degree, (worker.commit or {}).get("loss"))
-    worker.release_data_group()
+        worker.checkpoint.save(worker.degree, worker.loss)
+    worker.close()
     step = worker.state.step
-    return TrainResult(step, step == spec.train.steps, worker.state.tokens, (worker.commit or {}).get("loss"))
+    return TrainResult(step, step == spec.train.steps, worker.state.tokens, worker.loss)
 
 
 class Worker:
@@ -115,7 +116,7 @@ class Worker:
             run.checkpoints,
             keep_last=spec.checkpoint.keep_last,
             fence=fence,
-            report=lambda kind, message, data: self.tell(kind, message, **data),
+            report=self.tell,
         )
         self.checkpoint = Checkpoint(spec, membership, mesh, self.checkpoints, self.state)
         self.hooks: list[Hook] = [
@@ -129,85 +130,79 @@ class Worker:
         self.degree = 1
         self.data: DataGroup | None = None
 
+    @property
+    def loss(self) -> float | None:
+        """Of the last step, when one was taken since the last checkpoint was loaded."""
+        return self.commit["loss"] if self.commit else None
+
     def standing(self) -> Standing:
         """What this worker brings to the next generation."""
         return Standing(self.state.step, self.prepared is not None, self.commit)
 
     def live(self, generation: Generation) -> bool:
         """One generation: True when all steps are done, False when another generation is to be joined."""
-        self.release_data_group()  # whoever joined a new generation is done with the old one
-        self.data = data = DataGroup(generation, self.mesh)
+        self.close()  # whoever joined a new generation is done with the old one
+        self.data = data = DataGroup(generation, self.mesh, lambda cause: self.membership.failed(generation, cause))
         self.membership.on_broken(data.abort)
         try:
             session = self.enter(generation, data)
             while True:
-                assert self.state.step is not None
                 for hook in self.hooks:
-                    if due(hook, self.state.step, self.spec.train.steps):
+                    if due(hook, self.state.done, self.spec.train.steps):
                         hook(session)
-                if self.state.step >= self.spec.train.steps:
-                    # Nobody ends before the first replica has saved.
-                    self.together(lambda: data.max([self.scalar(0.0)]))
+                if self.state.done >= self.spec.train.steps:
+                    data.max(0.0)  # nobody ends before the first replica has saved
                     return True
                 if self.step(session):
                     return False
         except DataAxisError as error:
-            log.warning("generation %d ended: %s", generation.number, error)
+            log.warning("%s", error)
+            if self.prepared is None:
+                self.buckets.renew()
             return False
         finally:
             self.membership.on_broken(None)
 
     def enter(self, generation: Generation, data: DataGroup) -> Session:
         """Comes to hold the state that the generation goes on from."""
-        self.together(data.form)
+        data.form()
         if generation.roll_forward:
             self.update(generation.commit or self.prepared or {})
         self.prepared = None
         if generation.step is None:
             self.restore(data)
-        else:
-            if generation.source is not None:
-                source, step, bucket_mb = generation.source, generation.step, self.spec.communication.bucket_mb
-                self.together(lambda: self.state.receive(data, source, step, bucket_mb))
-            self.commit = generation.commit
-        shape, batch = self.spec.parallelism, self.spec.train.global_batch
+        elif generation.source is not None:
+            self.state.receive(data, generation.source, generation.step, self.spec.communication.bucket_mb)
+        self.commit = generation.commit
         self.degree = generation.data
-        counts = micro_batches(shape, batch, generation.data)
+        shape, batch = self.spec.parallelism, self.spec.train.global_batch
         samples = sample_range(shape, batch, generation.data, generation.replica)
-        session = Session(generation, data, samples, self.share.runner(counts[generation.replica]), self.together)
-        session.record = self.record()
-        return session
+        runner = self.share.runner(len(samples) // shape.micro_batch)
+        return Session(generation, data, samples, runner, self.record())
 
     def step(self, session: Session) -> bool:
         """One optimizer step. True when all have agreed to leave the generation after it."""
         began = time.perf_counter()
-        assert self.state.step is not None
-        tokens_BS, targets_BS = self.sampler.batch(self.state.step, session.samples)
+        tokens_BS, targets_BS = self.sampler.batch(self.state.done, session.samples)
         loss = self.backward(session.runner, tokens_BS, targets_BS)
         sums = torch.stack([loss, (targets_BS != NOT_COUNTED).sum().to(loss)])
-        try:
-            self.together(lambda: session.data.sum([*self.buckets.flat, sums]))
-        except DataAxisError:
-            self.buckets.renew()
-            raise
+        session.data.sum([*self.buckets.flat, sums])
 
-        # Summed over the replica: each stage knows its own gradients, the last one the loss.
-        in_loss = float(sums[0]) if self.mesh.tensor.index == 0 else 0.0
-        leaving = float(self.membership.boundary_requested())
-        squares, loss_sum, leaving = self.mesh.sum(
-            [squared_norm(self.buckets.gradients, self.in_norm), in_loss, leaving]
-        )
+        # Over the replica: each stage knows its own gradients, the last one the loss.
+        squares = squared_norm(self.buckets.gradients, self.in_norm)
+        loss_here = float(sums[0]) if self.mesh.tensor.index == 0 else 0.0
+        asked = float(self.membership.boundary_requested())
+        squares, loss_sum, asked = self.mesh.sum([squares, loss_here, asked])
         weight = self.nominal_tokens / float(sums[1])
         self.prepared = {"loss": loss_sum * weight, "grad_norm": squares**0.5 * weight, "tokens": float(sums[1])}
         self.step_seconds = time.perf_counter() - began
 
-        leave = self.scalar(leaving)
-        self.together(lambda: session.data.max([leave]))  # the commit
+        leave = session.data.max(asked)  # the commit
         self.update(self.prepared)
         self.prepared = None
         self.step_seconds = time.perf_counter() - began
         session.record = self.record()
-        return bool(leave.item())
+        return leave > 0
 
     def backward(self, runner: Runner, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
         """Gradients of these samples into the buckets; the sum of their losses over ``nominal_tokens``."""
@@ -217,99 +212,64 @@ class Worker:
 
     def update(self, commit: dict[str, float]) -> None:
         """Steps the optimizer with the gradients in the buckets, as all have committed to."""
-        assert self.state.step is not None
         weight = self.nominal_tokens / commit["tokens"]
         self.buckets.scale(weight * clip_factor(commit["grad_norm"], self.spec.train.clip_norm))
-        lr = learning_rate(self.spec.optimizer, self.state.step, self.spec.train.steps)
+        lr = learning_rate(self.spec.optimizer, self.state.done, self.spec.train.steps)
         self.state.update(lr, int(commit["tokens"]))
         self.commit = commit
-        self.membership.report("step", {"step": self.state.step})
-
-    def together(self, action: Callable[[], None]) -> None:
-        """Runs something on the data axis, so that either all workers of the replica go on or all raise.
-
-        The data groups of a replica's workers fail one by one. If one worker left and another went on, the next call
-        inside the replica would never return.
-        """
-        failure: DataAxisError | None = None
-        try:
-            action()
-        except DataAxisError as error:
-            failure = error
-            self.abandon(str(error))  # at once: mates may be waiting for workers who wait for this one
-        (failed,) = self.mesh.max([float(failure is not None)])
-        if failure is not None:
-            raise failure
-        if failed:
-            self.abandon("a worker of this replica left the data axis")
-            raise DataAxisError("a worker of this replica left the data axis")
-
-    def abandon(self, cause: str) -> None:
-        """Ends the generation for everybody."""
-        assert self.data is not None
-        self.data.abort()
-        self.membership.failed(self.data.generation, cause)
-
-    def release_data_group(self) -> None:
-        """Frees the group of a generation that everybody has left."""
-        if self.data is not None:
-            self.data.close()
-            self.data = None
+        self.membership.report("step", {"step": self.state.done})
 
     def restore(self, data: DataGroup) -> None:
         """Loads the newest checkpoint, or begins at step 0; the same step everywhere."""
         newest = self.checkpoints.newest(self.mesh.group)
         # Storage may show a checkpoint to one host before another: all take the newest that all can see.
-        step = self.scalar(newest.step if newest else 0)
-        self.together(lambda: data.min([step]))
-        self.commit = None
-        if step.item() == 0:
+        step = int(data.min(newest.step if newest else 0))
+        if step == 0:
             self.share.initialise()
             self.state.begin()
             return
         state = self.state.state_dict()
         self.state.drop()
-        self.checkpoints.load(int(step.item()), state, self.mesh.group)
+        self.checkpoints.load(step, state, self.mesh.group)
         self.state.loaded(state)
         if data.index == self.mesh.pipeline.index == self.mesh.tensor.index == 0:
-            restored = int(step.item())
-            self.tell("checkpoint.restored", f"the checkpoint of step {restored} was loaded", step=restored)
+            self.tell("checkpoint.restored", f"the checkpoint of step {step} was loaded", {"step": step})
 
     def warm_up(self, steps: int) -> None:
         """Takes steps of the real shapes whose result is dropped."""
         shape, length = self.spec.parallelism, self.spec.data.sequence_length
-        if steps == 0:
-            return
         count = shape.pipeline  # micro-batches that every schedule can run
         tokens_BS = torch.zeros(count * shape.micro_batch, length, dtype=torch.int64)
-        runner = self.share.runner(count)
-        self.share.initialise()
-        self.state.begin()
+        if steps:
+            runner = self.share.runner(count)
+            self.share.initialise()
+            self.state.begin()
         for _ in range(steps):
             self.backward(runner, tokens_BS, tokens_BS)
             squared_norm(self.buckets.gradients, self.in_norm)
             self.state.update(lr=0.0, tokens=0)
         self.state.drop()
 
-    def record(self) -> dict[str, object] | None:
-        """What the last commit came to, as a metric."""
-        if self.commit is None or not self.state.step:
+    def record(self) -> Record | None:
+        """What the last commit came to."""
+        if self.commit is None:
             return None
-        return {
-            "step": self.state.step,
-            "loss": self.commit["loss"],
-            "grad_norm": self.commit["grad_norm"],
-            "lr": learning_rate(self.spec.optimizer, self.state.step - 1, self.spec.train.steps),
-            "tokens": self.state.tokens,
-            "step_tokens": self.commit["tokens"],
-            "step_s": self.step_seconds,
-            "validation_loss": None,
-        }
+        return Record(
+            step=self.state.done,
+            loss=self.commit["loss"],
+            grad_norm=self.commit["grad_norm"],
+            lr=learning_rate(self.spec.optimizer, self.state.done - 1, self.spec.train.steps),
+            tokens=self.state.tokens,
+            step_tokens=int(self.commit["tokens"]),
+            step_s=self.step_seconds,
+        )
 
-    def tell(self, kind: str, message: str, **data: object) -> None:
+    def tell(self, kind: str, message: str, data: dict[str, Any]) -> None:
         """Reports an event."""
         self.membership.report("event", {"kind": kind, "message": message, "data": data})
 
-    def scalar(self, value: float) -> Tensor:
-        """A number that can travel over the data axis."""
-        return torch.tensor([value], dtype=torch.float64, device=self.device)
+    def close(self) -> None:
+        """Frees the data group, which everybody has left."""
+        if self.data is not None:
+            self.data.close()
+            self.data = None

@@ -15,4 +15,4 @@ def apply_precision(part: nn.Module, precision: str, device: Device) -> None:
     loss casts the logits back.
     """
     if precision == "bf16":
-        part.forward = torch.autocast(device.type, dtype=torch.bfloat16)(part.forward)  # type: ignore[method-assign]
+        part.forward = torch.autocast(device.type, dtype=torch.bfloat16)(part.forward)

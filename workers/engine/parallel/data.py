@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from workers.engine.device import BreakableGroup
 from workers.engine.membership import Generation
 from workers.engine.mesh import ReplicaMesh
 
@@ -29,46 +30,61 @@ class DataAxisError(Exception):
 class DataGroup:
     """The workers at one position of all replicas of a generation.
 
+    Every call is made by all workers of the replica, each on the group of its own position, and they vote on how it
+    went: it succeeds for all of them, or all raise DataAxisError. The groups fail one by one, and if one worker left
+    while another went on, their next call inside the replica would never return.
+
     Made unformed, so that `abort`, which alone may be called from another thread, can end the forming too.
+
+    Args:
+        on_failure: told at once, with the cause, when the axis fails here: mates may wait for workers elsewhere who
+            wait for this one.
     """
 
-    def __init__(self, generation: Generation, mesh: ReplicaMesh, timeout: timedelta = TIMEOUT) -> None:
-        self.generation = generation
-        self.size = generation.data
+    def __init__(
+        self,
+        generation: Generation,
+        mesh: ReplicaMesh,
+        on_failure: Callable[[str], None],
+        timeout: timedelta = TIMEOUT,
+    ) -> None:
         self.index = generation.replica
-        self._prefix = f"p{mesh.pipeline.index}t{mesh.tensor.index}"
-        self._store = generation.store
+        self._generation = generation
+        self._mesh = mesh
+        self._on_failure = on_failure
         self._timeout = timeout
         self._group = mesh.device.breakable_group() if generation.data > 1 else None
 
     def form(self) -> None:
         """Connects to the other replicas."""
-        if self._group is not None:
-            group, store = self._group, dist.PrefixStore(self._prefix, self._store)
-            self._attempt(lambda: group.form(store, self.index, self.size, self._timeout))
+        here, mesh = self._generation, self._mesh
+        store = dist.PrefixStore(f"p{mesh.pipeline.index}t{mesh.tensor.index}", here.store)
+        self._together(lambda group: group.form(store, here.replica, here.data, self._timeout))
 
     def sum(self, tensors: Sequence[Tensor]) -> None:
         """Sums each tensor over the replicas, in place; all in flight at once."""
-        self._reduce(tensors, dist.ReduceOp.SUM)
+        self._together(lambda group: group.all_reduce(tensors, dist.ReduceOp.SUM))
 
-    def max(self, tensors: Sequence[Tensor]) -> None:
-        """The largest of each element over the replicas, in place."""
-        self._reduce(tensors, dist.ReduceOp.MAX)
+    def max(self, value: float) -> float:
+        """The largest of the replicas' values."""
+        return self._extreme(value, dist.ReduceOp.MAX)
 
-    def min(self, tensors: Sequence[Tensor]) -> None:
-        """The smallest of each element over the replicas, in place."""
-        self._reduce(tensors, dist.ReduceOp.MIN)
+    def min(self, value: float) -> float:
+        """The smallest of the replicas' values."""
+        return self._extreme(value, dist.ReduceOp.MIN)
 
     def broadcast(self, tensors: Sequence[Tensor], source: int, bucket_mb: float) -> None:
-        """Fills each tensor with that of replica ``source``, in buckets."""
-        if self._group is None:
-            return
-        group = self._group
-        for bucket in split_into_buckets(tensors, bucket_mb):
-            flat = torch.cat([tensor.flatten() for tensor in bucket])
-            self._attempt(lambda flat=flat: group.broadcast([flat], source))
-            for tensor, received in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
-                tensor.copy_(received.view_as(tensor))
+        """Fills each tensor with that of replica ``source``, in buckets. After a failure some are, some are not."""
+
+        def send_or_receive(group: BreakableGroup) -> None:
+            for bucket in split_into_buckets(tensors, bucket_mb):
+                # Through memory that an aborted call may still write to without harm.
+                flat = torch.cat([tensor.flatten() for tensor in bucket])
+                group.broadcast([flat], source)
+                for tensor, received in zip(bucket, flat.split([each.numel() for each in bucket]), strict=True):
+                    tensor.copy_(received.view_as(tensor))
+
+        self._together(send_or_receive)
 
     def abort(self) -> None:
         """Makes what this worker does on the axis fail now, and what the others do with it. From any thread."""
@@ -80,17 +96,30 @@ class DataGroup:
         if self._group is not None:
             self._group.close()
 
-    def _reduce(self, tensors: Sequence[Tensor], operation: dist.ReduceOp.RedOpType) -> None:
-        if self._group is not None:
-            group = self._group
-            self._attempt(lambda: group.all_reduce(tensors, operation))
+    def _extreme(self, value: float, operation: dist.ReduceOp.RedOpType) -> float:
+        tensor = torch.tensor([value], dtype=torch.float64, device=self._mesh.device.torch_device)
+        self._together(lambda group: group.all_reduce([tensor], operation))
+        return float(tensor)
 
-    @staticmethod
-    def _attempt(call: Callable[[], None]) -> None:
+    def _together(self, call: Callable[[BreakableGroup], None]) -> None:
+        if self._group is None:
+            return
+        cause = None
         try:
-            call()
+            call(self._group)
         except RuntimeError as error:  # what torch.distributed raises for lost peers, time-outs and broken connections
-            raise DataAxisError(str(error)) from error
+            cause = str(error)
+            self._fail(cause)
+        (failed,) = self._mesh.max([float(cause is not None)])
+        if failed:
+            if cause is None:
+                cause = "a worker of this replica lost it"
+                self._fail(cause)
+            raise DataAxisError(f"the data axis of generation {self._generation.number} failed: {cause}")
+
+    def _fail(self, cause: str) -> None:
+        self.abort()
+        self._on_failure(cause)
 
 
 class GradientBuckets:

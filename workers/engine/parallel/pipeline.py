@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -99,7 +99,7 @@ class ManyStages:
         self._last = any(stretch.last for stretch in held)
         self._loss = loss
         self._training = self._make()
-        self._evaluation = None
+        self._evaluation: Any = None
 
     def train(self, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
         return self._run(self._training.step, tokens_BS, targets_BS)
@@ -142,7 +142,7 @@ def _schedule(
     count: int,
     boundary: Boundary,
     loss: TokenLoss,
-):
+) -> Any:
     # Imported when needed: it pulls in the compiler, half a second that a replica of one stage need not wait.
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 

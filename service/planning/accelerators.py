@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from dataclasses import fields
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -38,3 +40,22 @@ def accelerator(name: str) -> Accelerator:
     raise RubatoError(
         f"no accelerator is called '{name}'", fix=f"{fix}known: {', '.join(known)}", code="accelerator_unknown"
     )
+
+
+def weakest(accelerators: Iterable[Accelerator]) -> Accelerator:
+    """What a synchronous step over unlike devices can count on: of each rate and of the memory, the least.
+
+    Raises:
+        ValueError: there are none.
+    """
+    several = list(dict.fromkeys(accelerators))
+    if not several:
+        raise ValueError("no accelerators were given")
+    if len(several) == 1:
+        return several[0]
+    numbers = {
+        field.name: (max if field.name == "context_bytes" else min)(getattr(one, field.name) for one in several)
+        for field in fields(Accelerator)
+        if field.name != "name"
+    }
+    return Accelerator(name=" + ".join(one.name for one in several), **numbers)

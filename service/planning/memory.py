@@ -106,7 +106,7 @@ class MemoryModel:
     def of_rank(self, layout: Layout, rank: int) -> Memory:
         """Peak bytes on a worker of one pipeline rank."""
         model, precision = self.work.model, self.runtime.precision
-        layers = layout.layers_of(model)[rank]
+        layers = layout.layers_on(model, rank)
         first, last = rank == 0, rank == layout.pipeline - 1
         embeddings = int(first) + int(last and not (first and model.tied))
         layer = model.layer_parameters / layout.tensor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
 from typing import Literal
@@ -113,9 +113,20 @@ class Layout:
         """Ranks over which ZeRO splits: those that hold the same parameters."""
         return self.data * self.context
 
+    def with_data(self, data: int, zero: int) -> Layout:
+        """The same replica, so many times, at a ZeRO stage."""
+        return replace(self, data=data, zero=zero)
+
     def layers_of(self, model: Model) -> tuple[int, ...]:
         """Layers of each pipeline rank, first to last."""
         return self.stage_layers or tuple(split_evenly(model.layers, self.pipeline))
+
+    def layers_on(self, model: Model, rank: int) -> int:
+        """Layers of one pipeline rank."""
+        if self.stage_layers:
+            return self.stage_layers[rank]
+        each, rest = divmod(model.layers, self.pipeline)
+        return each + (rank < rest)
 
     def micro_batches(self, global_batch: int) -> int:
         """Micro-batches of the replica that has most; it is the one the others wait for."""

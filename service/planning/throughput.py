@@ -108,6 +108,19 @@ class TimeModel:
         shown = self.constants.exposed_share if self.runtime.overlapped_tensor else 1.0
         return Passes(once + around, shown * once + 2 * around + again)
 
+    def bound(self, layout: Layout) -> tuple[float, float]:
+        """Seconds of a micro-batch on the slowest pipeline rank, and of the bubble, without any data axis."""
+        layer, head = self.layer(layout)
+        stages = self._stages(layout, layer.total, head.total)
+        slowest = max(stages)
+        return slowest, (sum(stages) - slowest) / layout.virtual_stages
+
+    def _stages(self, layout: Layout, layer: float, head: float) -> list[float]:
+        neighbour = self._pipeline_transfer(layout)
+        stages = [count * layer + neighbour for count in layout.layers_of(self.work.model)]
+        stages[-1] += head
+        return stages
+
     def step(self, layout: Layout) -> StepTime:
         """Seconds of a step; layers that need not fit, or a batch that cannot be split so, are the caller's matter.
 
@@ -118,11 +131,7 @@ class TimeModel:
         layer, head = self.layer(layout)
         per_rank = layout.layers_of(model)
         data = _DataAxis(self, layout, layer)
-        one = layer.total + data.per_layer
-        neighbour = self._pipeline_transfer(layout)
-        stages = [count * one + neighbour for count in per_rank]
-        tail = head.total + data.per_head
-        stages[-1] += tail
+        stages = self._stages(layout, layer.total + data.per_layer, head.total + data.per_head)
         slowest = max(stages)
         micro_batches = layout.micro_batches(self.work.global_batch)
         last = stages[-1] == slowest
@@ -134,7 +143,7 @@ class TimeModel:
             computation=layers * (layer.kernels.total + layer.gradient_sum) + heads * head.total,
             recomputation=layers * layer.recomputation,
             gaps=layers * layer.gap.total,
-            replica_communication=layers * layer.communication.total + micro_batches * neighbour,
+            replica_communication=layers * layer.communication.total + micro_batches * self._pipeline_transfer(layout),
             data_communication=layers * data.per_layer
             + heads * data.per_head
             + data.per_step(held / layout.tensor, max(per_rank)),

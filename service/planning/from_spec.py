@@ -1,0 +1,43 @@
+"""From a job's spec to what the planner takes."""
+
+from __future__ import annotations
+
+from rubato.layout import layout_for
+from rubato.spec import JobSpec
+from service.planning.shapes import AUTOCAST, FP32, Layout, Model, Runtime, Work
+
+
+def work_of(spec: JobSpec) -> Work:
+    """The model, sequence and batch of a job."""
+    model = spec.model
+    sizes = Model(
+        layers=model.layers,
+        hidden=model.hidden_size,
+        heads=model.heads,
+        kv_heads=model.kv_heads,
+        ffn=model.ffn_size,
+        vocab=spec.data.vocab_size,
+        gated=True,
+        tied=model.tie_embeddings,
+    )
+    return Work(sizes, spec.data.sequence_length, spec.train.global_batch)
+
+
+def runtime_of(spec: JobSpec) -> Runtime:
+    """How Rubato's engine runs it: fused attention, and 32-bit parameters under any precision."""
+    return Runtime(attention="flash2", precision=FP32 if spec.train.precision == "fp32" else AUTOCAST)
+
+
+def layout_of(spec: JobSpec, workers: int) -> Layout | None:
+    """The layout the spec asks for at so many workers; None where they are not a whole number of replicas."""
+    shape = layout_for(spec.parallelism, workers)
+    if shape is None:
+        return None
+    return Layout(
+        tensor=shape.tensor,
+        pipeline=shape.pipeline,
+        data=shape.data,
+        micro_batch=spec.parallelism.micro_batch,
+        schedule=spec.parallelism.schedule,
+        virtual_stages=spec.parallelism.virtual_stages,
+    )

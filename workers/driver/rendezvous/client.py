@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-import os
 import queue
 import socket
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Literal
 
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import PrefixStore, Store, TCPStore
 
 from workers.driver.rendezvous import protocol
 from workers.engine.membership import Generation, Standing
-
-log = logging.getLogger(__name__)
 
 CONNECT_S = 30.0
 STORE_TIMEOUT = timedelta(seconds=60)
@@ -51,18 +46,15 @@ class RendezvousMembership:
         self._boundary = -1
         self._save = False
         self._on_broken: Callable[[], None] | None = None
-        self._store_sockets: list[socket.socket] = []
+        self._store: TCPStore | None = None
         try:
             self._socket = socket.create_connection((host, port), timeout=CONNECT_S)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._lines = self._socket.makefile("rb")
             self._socket.sendall(hello.line())
-            welcome = protocol.to_worker(self._lines.readline())
+            self.released = protocol.welcome(self._lines.readline()).released
         except (OSError, ValueError) as error:
             raise RendezvousLostError(f"cannot join the rendezvous at {host}:{port}: {error}") from error
-        if not isinstance(welcome, protocol.Welcome):
-            raise RendezvousLostError(f"the rendezvous at {host}:{port} answered hello with {welcome.kind}")
-        self.released = welcome.released
         self._socket.settimeout(None)
         self._reader = threading.Thread(target=self._read, name="rendezvous-read", daemon=True)
         self._writer = threading.Thread(target=self._write, name="rendezvous-write", daemon=True)
@@ -77,7 +69,6 @@ class RendezvousMembership:
         Raises:
             RendezvousLostError: the driver is gone.
         """
-        self._release_store()
         self._send(protocol.Ready(step=standing.step, prepared=standing.prepared, commit=standing.commit))
         with self._changed:
             self._changed.wait_for(lambda: self._answer is not None or self._lost is not None)
@@ -95,7 +86,7 @@ class RendezvousMembership:
             roll_forward=answer.roll_forward,
             source=answer.source,
             commit=answer.commit,
-            store=PrefixStore(f"g{answer.generation}", self._open_store(answer)),
+            store=self._open_store(answer),
         )
 
     def save_requested(self) -> bool:
@@ -128,7 +119,7 @@ class RendezvousMembership:
 
     # Beyond what the engine needs.
 
-    def crashed(self, fault: Literal["user", "replica"], cause: str) -> None:
+    def crashed(self, fault: Literal["user", "program", "replica"], cause: str) -> None:
         """Says that this worker is about to end, and why."""
         self._send(protocol.Crashed(fault=fault, cause=cause))
 
@@ -138,7 +129,6 @@ class RendezvousMembership:
             self._send(protocol.Goodbye())
         self._outbox.put(None)
         self._writer.join(timeout=CONNECT_S)
-        self._release_store()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._reader.join(timeout=CONNECT_S)
@@ -186,7 +176,6 @@ class RendezvousMembership:
                     self._boundary = message.generation
                 case protocol.Broken():
                     self._broken = message.generation
-                    self._wake_store()
                     callback = self._on_broken
                 case protocol.Welcome():
                     raise ValueError("a second welcome on one connection")
@@ -199,42 +188,7 @@ class RendezvousMembership:
             self._lost = self._lost or cause
             self._changed.notify_all()
 
-    # The store of the current generation.
-
-    def _open_store(self, form: protocol.Form) -> TCPStore:
-        """A connection of its own for each generation: closing it is the only way to wake who waits on a store."""
-        known = set(_sockets_to(form.store_host, form.store_port))
-        store = TCPStore(form.store_host, form.store_port, is_master=False, timeout=STORE_TIMEOUT)
-        with self._changed:
-            for descriptor in set(_sockets_to(form.store_host, form.store_port)) - known:
-                self._store_sockets.append(socket.socket(fileno=os.dup(descriptor)))
-            if self._broken == form.generation:
-                self._wake_store()
-        return store
-
-    def _wake_store(self) -> None:
-        for opened in self._store_sockets:
-            with contextlib.suppress(OSError):  # it may be down already, which is what is wanted
-                opened.shutdown(socket.SHUT_RDWR)
-
-    def _release_store(self) -> None:
-        with self._changed:
-            for opened in self._store_sockets:
-                opened.close()
-            self._store_sockets.clear()
-
-
-def _sockets_to(host: str, port: int) -> list[int]:
-    """File descriptors of this process that are connected to an address."""
-    found = []
-    for entry in Path("/proc/self/fd").iterdir():
-        try:
-            if not str(entry.readlink()).startswith("socket:"):
-                continue
-            with socket.socket(fileno=os.dup(int(entry.name))) as probe:
-                peer = probe.getpeername()
-        except OSError:  # closed since it was listed, or not connected
-            continue
-        if peer[1:2] == (port,) and peer[0].removeprefix("::ffff:") == host:
-            found.append(int(entry.name))
-    return found
+    def _open_store(self, form: protocol.Form) -> Store:
+        if self._store is None:
+            self._store = TCPStore(form.store_host, form.store_port, is_master=False, timeout=STORE_TIMEOUT)
+        return PrefixStore(f"g{form.generation}", self._store)

@@ -71,12 +71,12 @@ class Finished(Message):
 class Crashed(Message):
     """The worker is about to end because of an error.
 
-    ``fault`` says whose: "user" (spec, data or code: a retry would meet it again) or "replica" (a mate of the
-    replica is gone, so this worker cannot go on either).
+    ``fault`` says whose: "user" (spec or data, in words for the user), "program" (an error nobody expected: a retry
+    would meet it again) or "replica" (a mate of the replica is gone, so this worker cannot go on either).
     """
 
     kind: Literal["crashed"] = "crashed"
-    fault: Literal["user", "replica"]
+    fault: Literal["user", "program", "replica"]
     cause: str
 
 
@@ -92,7 +92,16 @@ class Beat(Message):
     kind: Literal["beat"] = "beat"
 
 
-FromWorker = Hello | Ready | Failed | Report | Finished | Crashed | Goodbye | Beat
+class Trouble(Message):
+    """Said on a connection of its own by Ray's controller of a replica: workers failed and will be started anew."""
+
+    kind: Literal["trouble"] = "trouble"
+    secret: str
+    replica: str
+    cause: str
+
+
+FromWorker = Hello | Ready | Failed | Report | Finished | Crashed | Goodbye | Beat | Trouble
 
 
 # To a worker.
@@ -155,3 +164,8 @@ def from_worker(line: bytes) -> FromWorker:
 def to_worker(line: bytes) -> ToWorker:
     """The message in a line the rendezvous sent. Raises pydantic.ValidationError."""
     return _TO_WORKER.validate_json(line)
+
+
+def welcome(line: bytes) -> Welcome:
+    """The answer to Hello. Raises pydantic.ValidationError when the line is none."""
+    return Welcome.model_validate_json(line)

@@ -56,6 +56,7 @@ class Link:
     crashed: protocol.Crashed | None = None
     goodbye: bool = False
     finished: bool = False
+    evicted: str | None = None
     open: bool = True
 
     @property
@@ -72,10 +73,10 @@ class Link:
 class Loss(NamedTuple):
     """How a worker was lost.
 
-    ``fault``: "user" or "replica" when the worker said so itself (protocol.Crashed), "unknown" when it went silent.
+    ``fault``: what the worker said itself (protocol.Crashed), or "unknown" when it went without a word.
     """
 
-    fault: Literal["user", "replica", "unknown"]
+    fault: Literal["user", "program", "replica", "unknown"]
     cause: str
 
 
@@ -83,8 +84,10 @@ class Listener(Protocol):
     """Who hears what happens at the rendezvous, from the event loop's thread."""
 
     def worker_arrived(self, link: Link) -> None: ...
+    def worker_ready(self, link: Link) -> None: ...
     def worker_departed(self, link: Link) -> None: ...
     def worker_lost(self, link: Link, loss: Loss) -> None: ...
+    def replica_in_trouble(self, replica: str, cause: str) -> None: ...
     def reported(self, link: Link, topic: str, record: dict[str, object]) -> None: ...
     def boundary_asked(self, generation: int) -> None: ...
     def generation_formed(self, formed: Formed) -> None: ...
@@ -215,13 +218,26 @@ class Rendezvous:
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Link | None:
         line = await asyncio.wait_for(reader.readline(), GREETING_S)
+        match self._let_in(line):
+            case protocol.Hello() as hello:
+                return self._welcome(hello, writer)
+            case protocol.Trouble() as trouble:
+                self._listener.replica_in_trouble(trouble.replica, trouble.cause)
+            case _:
+                log.warning("refused a connection from %s that did not say hello", writer.get_extra_info("peername"))
+        return None
+
+    def _let_in(self, line: bytes) -> protocol.Hello | protocol.Trouble | None:
+        """What somebody who knows the secret begins with."""
         try:
-            hello = protocol.from_worker(line)
+            message = protocol.from_worker(line)
         except ValidationError:
-            hello = None
-        if not isinstance(hello, protocol.Hello) or not hmac.compare_digest(hello.secret, self._secret):
-            log.warning("refused a connection from %s that did not say hello", writer.get_extra_info("peername"))
             return None
+        if isinstance(message, protocol.Hello | protocol.Trouble) and hmac.compare_digest(message.secret, self._secret):
+            return message
+        return None
+
+    def _welcome(self, hello: protocol.Hello, writer: asyncio.StreamWriter) -> Link:
         self._keys += 1
         link = Link(self._keys, hello, hello.pipeline * self._tensor + hello.tensor, writer, self._now())
         orders = self._policy.arrived(Member(link.key, link.incarnation, link.place), self._now())
@@ -236,6 +252,7 @@ class Rendezvous:
         match message:
             case protocol.Ready():
                 state = State(message.step, message.prepared, message.commit)
+                self._listener.worker_ready(link)
                 self._carry_out(self._policy.ready(link.key, state, now))
             case protocol.Failed():
                 self._carry_out(self._policy.failed(link.key, message.generation, message.cause, now))
@@ -248,8 +265,8 @@ class Rendezvous:
                 link.crashed = message
             case protocol.Goodbye():
                 link.goodbye = True
-            case protocol.Hello():
-                raise ValueError("a second hello on one connection")
+            case protocol.Hello() | protocol.Trouble():
+                raise ValueError(f"{message.kind} on a connection that has begun")
             case protocol.Beat():
                 pass
 
@@ -267,7 +284,7 @@ class Rendezvous:
             elif link.crashed is not None:
                 self._listener.worker_lost(link, Loss(link.crashed.fault, link.crashed.cause))
             else:
-                self._listener.worker_lost(link, Loss("unknown", cause))
+                self._listener.worker_lost(link, Loss("unknown", link.evicted or cause))
         self._carry_out(orders)
 
     async def _watch_for_silence(self) -> None:
@@ -313,6 +330,7 @@ class Rendezvous:
                     self._tell(order.key, protocol.Release(save=order.save))
                 case EvictOrder():
                     if link := self._links.get(order.key):
+                        link.evicted = order.cause
                         self._kill(link, order.cause)
                 case Formed():
                     self._listener.generation_formed(order)

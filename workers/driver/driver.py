@@ -1,0 +1,460 @@
+"""The driver of an attempt: compares what is wanted with what is there, and acts on the difference."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from rubato.layout import layout_for, possible_sizes
+from rubato.resources import DriverState, Restarts, SyncReply, SyncRequest
+from rubato.spec import JobSpec
+from workers.driver.assignment import Assignment
+from workers.driver.executioner import Executioner
+from workers.driver.faults import Budget, Casualties, Verdict
+from workers.driver.journal import Journal
+from workers.driver.operations import Command
+from workers.driver.rendezvous.orders import Ended, Formed
+from workers.driver.rendezvous.policy import Policy
+from workers.driver.rendezvous.server import Link, Loss, Rendezvous
+from workers.driver.replicas import Ending, Replicas
+from workers.driver.roster import Standing, choose_replicas
+from workers.driver.sync import ControlPlane
+from workers.driver.view import View
+from workers.engine.run import RunDirectory
+
+log = logging.getLogger(__name__)
+
+TICK_S = 1.0
+LEAVE_S = 60.0
+"""How long workers that were let go may take to end; the rest end with this process."""
+END_PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the attempt ended. ``state`` None: another attempt has taken over, and nothing more is to be written."""
+
+    state: DriverState | None
+    code: str
+    message: str
+
+
+class Driver:
+    """Runs one attempt of a job to its end.
+
+    Args:
+        run: the run directory.
+        spec: what to train.
+        attempt, epoch: which attempt this is.
+        workers: how many there are to be at first.
+    """
+
+    def __init__(self, run: RunDirectory, spec: JobSpec, *, attempt: str, epoch: int, workers: int) -> None:
+        self._run = run
+        self._spec = spec
+        self._attempt = attempt
+        self._epoch = epoch
+        self._size = spec.parallelism.replica_size
+        self._journal = Journal(run)
+        self._view = View(spec)
+        self._casualties = Casualties()
+        self._budget = Budget(spec.faults.hardware)
+        self._wanted: list[str] = choose_replicas(workers // self._size, [], ())
+        self._standings: dict[str, Standing] = {}
+        self._joined: set[str] = set()
+        self._end_by = math.inf
+        self._outcome: Outcome | None = None
+        self._ending: Outcome | None = None
+        self._recovering: str | None = None
+        self._command: Command | None = None
+        self._unproved: Formed | None = None
+        self._last_step: float | None = None
+        self._wake = asyncio.Event()
+        self._control: ControlPlane | None = None
+        self._secret = secrets.token_urlsafe(24)
+
+    @property
+    def journal(self) -> Journal:
+        """What the attempt has to say."""
+        return self._journal
+
+    def connect(self, url: str, token: str) -> None:
+        """Reports to a control plane and obeys it."""
+        self._control = ControlPlane(url, self._attempt, token, self._journal, self.describe, self)
+
+    async def run(self) -> Outcome:
+        """Runs to the end. Afterwards the rendezvous is closed; workers that are left end with this process."""
+        self._loop = asyncio.get_running_loop()
+        self._rendezvous = self._make_rendezvous()
+        self._replicas = Replicas(self._spec, self._attempt, self._run.root / "ray", self._run_ended)
+        self._address = await self._rendezvous.start()
+        workers = len(self._wanted) * self._size
+        data = {"attempt": self._attempt, "epoch": self._epoch, "workers": workers}
+        self._journal.event("attempt.started", f"attempt {self._epoch} begins, for {workers} workers", data)
+        talking = asyncio.create_task(self._control.run(), name="control-plane") if self._control else None
+        try:
+            self._outcome = await self._pursue()
+        finally:
+            if talking:
+                talking.cancel()
+                await asyncio.gather(talking, return_exceptions=True)
+            await self._rendezvous.close()
+        self._tell_outcome(self._outcome)
+        return self._outcome
+
+    async def tell_end(self) -> None:
+        """Tells the control plane how it ended, with patience: the run directory has it all, so not for ever."""
+        if self._control:
+            if self._outcome and self._outcome.state:
+                await self._control.tell_end(END_PATIENCE_S)
+            await self._control.close()
+
+    def drain(self, cause: str, operation: str | None = None) -> None:
+        """Ends the attempt at the next step boundary, with a checkpoint."""
+        if self._ending is None and self._outcome is None:
+            self._ending = Outcome(DriverState.CANCELLED, "cancelled", cause)
+            self._begin(Command(self._journal, "cancel", operation)).enter("accepted", cause)
+            self._rendezvous.stop()
+            self._changed()
+
+    def force(self, cause: str) -> None:
+        """Ends the attempt at once; what was trained since the last checkpoint is lost."""
+        self._end(Outcome(DriverState.CANCELLED, "cancelled", cause))
+
+    def describe(self) -> SyncRequest:
+        """How things stand, for the control plane."""
+        state, code, message = self._state()
+        formed = self._view.formed
+        return SyncRequest(
+            epoch=self._epoch,
+            state=state,
+            reason_code=code,
+            reason_message=message,
+            generation=formed.number if formed else self._journal.last_generation,
+            layout=self._view.layout,
+            members=self._view.members(self._rendezvous.links()),
+            restarts=Restarts(hardware=self._budget.spent),
+        )
+
+    # What is wanted against what is there.
+
+    async def _pursue(self) -> Outcome:
+        self._rendezvous.want(self._wanted)
+        while self._outcome is None:
+            self._wake.clear()
+            if not self._run.holds(self._epoch):
+                return Outcome(None, "fenced", "a newer attempt has claimed the run directory")
+            if self._ending is None:
+                await self._start_missing()
+            elif not self._joined or self._loop.time() > self._end_by:
+                return self._ending
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TICK_S):
+                    await self._wake.wait()
+        return self._outcome
+
+    async def _start_missing(self) -> None:
+        for name in [name for name in self._wanted if not self._replicas.alive(name)]:
+            standing = self._standing(name)
+            if self._loop.time() < standing.next_start:
+                continue
+            available = await asyncio.to_thread(ray.available_resources)
+            if name not in self._wanted or self._ending or self._outcome:
+                continue
+            standing.starting(self._replicas.shortage(available))
+            self._journal.event("replica.starting", f"{name} starts", {"replica": name})
+            if standing.waits:
+                self._tell_waiting(name, standing.waits)
+            self._replicas.start(self._assignment(name))
+            self._changed()
+
+    def _scale(self, count: int, operation: str | None) -> None:
+        growing = count > len(self._wanted)
+        formed = self._view.formed
+        self._wanted = choose_replicas(count, self._wanted, formed.replicas if formed else ())
+        for name in self._wanted:
+            self._standing(name).next_start = 0.0
+        self._view.keep_lost(self._wanted)
+        workers = count * self._size
+        command = self._begin(Command(self._journal, "scale", operation))
+        command.enter("accepted", f"{workers} workers are wanted", {"workers": workers})
+        if growing:
+            command.enter("starting", f"replicas start: {', '.join(self._wanted)} are to train")
+        self._rendezvous.want(self._wanted)
+        self._check_scale()
+        self._changed()
+
+    def _begin(self, command: Command) -> Command:
+        if self._command:
+            self._command.enter("superseded", f"another {command.kind} came before this was done")
+        self._command = command
+        return command
+
+    def _check_scale(self) -> None:
+        """A scale is done when the wanted replicas have trained a step together."""
+        command = self._command
+        if command and command.kind == "scale" and self._unproved is None and self._as_wanted():
+            command.enter("done", f"{len(self._wanted) * self._size} workers train")
+
+    def _as_wanted(self) -> bool:
+        formed = self._view.formed
+        return self._rendezvous.running and formed is not None and set(formed.replicas) == set(self._wanted)
+
+    def _state(self) -> tuple[DriverState, str, str]:
+        if self._outcome and self._outcome.state:
+            return self._outcome.state, self._outcome.code, self._outcome.message
+        formed = self._view.formed
+        waits = [f"{name} waits: {self._standing(name).waits}" for name in self._wanted if self._standing(name).waits]
+        if formed is None:
+            return DriverState.STARTING, "starting", "; ".join(waits) or "the first workers start"
+        now = f"{len(formed.keys)} of {len(self._wanted) * self._size} wanted workers train"
+        if self._as_wanted():
+            return DriverState.RUNNING, "training", f"{len(formed.keys)} workers train"
+        if self._recovering:
+            return DriverState.RECOVERING, "worker_lost", "; ".join([self._recovering, now, *waits])
+        return DriverState.RESIZING, "scaling", "; ".join([now, *waits])
+
+    def _standing(self, name: str) -> Standing:
+        return self._standings.setdefault(name, Standing())
+
+    def _changed(self) -> None:
+        self._wake.set()
+        if self._control:
+            self._control.tell()
+
+    def _end(self, outcome: Outcome) -> None:
+        self._outcome = self._outcome or outcome
+        self._changed()
+
+    def _fail(self, code: str, message: str) -> None:
+        self._end(Outcome(DriverState.FAILED, code, message))
+
+    def _tell_waiting(self, name: str, cause: str) -> None:
+        self._journal.event(
+            "replica.waiting", f"{name} waits for room in the cluster: {cause}", {"replica": name, "cause": cause}
+        )
+
+    def _tell_outcome(self, outcome: Outcome) -> None:
+        if outcome.state is DriverState.FAILED:
+            self._journal.event("attempt.failed", outcome.message, {"cause": outcome.message, "code": outcome.code})
+        elif outcome.state is DriverState.CANCELLED and self._command and self._command.kind == "cancel":
+            self._command.enter("done", outcome.message)
+
+    # From the control plane.
+
+    def wanted(self, reply: SyncReply) -> None:
+        if reply.cancel == "force":
+            self.force("cancelled at once, as the user asked")
+        elif reply.cancel == "drain":
+            self.drain("cancelled by the user", reply.operation)
+        elif self._ending is None and self._outcome is None:
+            layout = layout_for(self._spec.parallelism, reply.workers)
+            if layout is None:
+                log.error("%d workers are not a whole number of replicas of %d", reply.workers, self._size)
+            elif layout.data != len(self._wanted) or (reply.operation and not self._knows(reply.operation)):
+                self._scale(layout.data, reply.operation)
+
+    def _knows(self, operation: str) -> bool:
+        return self._command is not None and self._command.operation == operation
+
+    def fenced(self, detail: str) -> None:
+        self._end(Outcome(None, "fenced", detail))
+
+    def control_unreachable(self, cause: str) -> None:
+        self._journal.event("control.unreachable", f"the control plane is away ({cause}); training goes on")
+
+    def control_reachable(self) -> None:
+        self._journal.event("control.reachable", "the control plane is back")
+
+    # From Ray.
+
+    def _run_ended(self, ending: Ending) -> None:
+        """Called from the thread of a replica."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the driver ends, and so does everything
+            self._loop.call_soon_threadsafe(self._hear_ending, ending)
+
+    def _hear_ending(self, ending: Ending) -> None:
+        name = ending.replica
+        self._replicas.forget(name)
+        self._joined.discard(name)
+        standing = self._standing(name)
+        if ending.kind != "returned" and name in self._wanted and self._ending is None and self._outcome is None:
+            pause = standing.put_off(self._loop.time())
+            standing.waits = ending.cause
+            if ending.kind == "unplaced":
+                self._tell_waiting(name, ending.cause)
+            else:
+                data = {"replica": name, "cause": ending.cause, "in_s": pause}
+                self._journal.event("replica.restarting", f"the run of {name} failed: {ending.cause}", data)
+                if standing.failed():
+                    self._fail("replica_cannot_start", f"{name} failed {standing.in_vain} times before any of its "
+                               f"workers was ready to train: {ending.cause}")  # fmt: skip
+        self._changed()
+
+    def replica_in_trouble(self, replica: str, cause: str) -> None:
+        standing = self._standing(replica)
+        arrived = standing.arrived
+        if standing.failed():
+            self._fail("replica_cannot_start", f"{replica} failed {standing.in_vain} times before any of its workers "
+                       f"was ready to train: {cause}")  # fmt: skip
+        elif not arrived:
+            data = {"replica": replica, "cause": cause}
+            self._journal.event("replica.restarting", f"workers of {replica} failed while they started: {cause}", data)
+
+    # From the rendezvous.
+
+    def worker_arrived(self, link: Link) -> None:
+        self._joined.add(link.hello.replica)
+        self._standing(link.hello.replica).arriving()
+        self._view.arrived(link)
+        self._changed()
+
+    def worker_ready(self, link: Link) -> None:
+        whole = self._view.ready(link, self._rendezvous.links())
+        if whole:
+            self._journal.event("replica.ready", f"{whole.replica} is ready to train", {"replica": whole.replica})
+            self._changed()
+
+    def worker_departed(self, link: Link) -> None:
+        self._view.departed(link)
+        if not any(other.incarnation == link.incarnation for other in self._rendezvous.links()):
+            message = f"{link.hello.replica} has ended as it was told to"
+            self._journal.event("replica.released", message, {"replica": link.hello.replica})
+        self._changed()
+
+    def worker_lost(self, link: Link, loss: Loss) -> None:
+        left = [other for other in self._rendezvous.links() if other.incarnation == link.incarnation]
+        verdict = self._casualties.lost(link, loss, len(left))
+        if verdict:
+            self._judge(verdict)
+        self._view.lost(link)
+        self._changed()
+
+    def _judge(self, verdict: Verdict) -> None:
+        hello = verdict.link.hello
+        name, rank = hello.replica, self._view.rank(verdict.link)
+        message = f"{name} lost worker {hello.pid} at {hello.node_ip}: {verdict.cause}"
+        data = {"replica": name, "pid": hello.pid, "rank": rank, "cause": verdict.cause, "fault": verdict.fault}
+        self._journal.event("worker.lost", message, data)
+        if self._ending or self._outcome or name not in self._wanted:
+            return
+        if verdict.fault != "hardware":
+            code = "user_error" if verdict.fault == "user" else "program_error"
+            self._fail(code, verdict.cause)
+            return
+        self._recovering = message
+        if self._budget.spend():
+            self._journal.event("replica.restarting", f"{name} is started anew", {"replica": name})
+        else:
+            limit = self._budget.limit
+            self._fail("too_many_losses", f"faults.hardware allows {limit} restarts, and now {message}")
+
+    def reported(self, link: Link, topic: str, record: dict[str, Any]) -> None:
+        if topic == "metric":
+            self._journal.metric(record)
+            self._changed()
+        elif topic == "event":
+            self._journal.event(record["kind"], record["message"], record.get("data"))
+            self._changed()
+        elif topic == "step":
+            self._hear_step(link, record["step"])
+
+    def _hear_step(self, link: Link, step: int) -> None:
+        formed = self._unproved
+        if formed and link.key in formed.keys and (formed.step is None or step > formed.step):
+            self._tell_formed(formed)
+        self._last_step = self._loop.time()
+
+    def boundary_asked(self, generation: int) -> None:
+        command = self._command
+        if command and command.kind == "scale":
+            command.enter("regrouping", f"generation {generation} ends at the next step")
+        elif command:
+            command.enter("saving", f"generation {generation} ends at the next step, then the state is saved")
+        self._changed()
+
+    def generation_formed(self, formed: Formed) -> None:
+        self._view.generation_formed(formed)
+        self._unproved = formed
+        if self._as_wanted():
+            self._recovering = None
+        self._changed()
+
+    def _tell_formed(self, formed: Formed) -> None:
+        """Once it has trained a step, which is when the pause that it cost is over."""
+        self._unproved = None
+        pause = None if self._last_step is None else round(self._loop.time() - self._last_step, 3)
+        count, workers = len(formed.replicas), len(formed.keys)
+        start = "the newest checkpoint" if formed.step is None else f"step {formed.step}"
+        self._journal.event(
+            "generation.formed",
+            f"generation {formed.number} trains on from {start}: {workers} workers in {count} replicas",
+            {
+                "generation": formed.number,
+                "data": count,
+                "workers": workers,
+                "replicas": list(formed.replicas),
+                "step": formed.step,
+                "source": formed.source,
+                "healed": list(formed.healed),
+                "pause_s": pause,
+            },
+        )
+        self._check_scale()
+        self._changed()
+
+    def generation_ended(self, ended: Ended) -> None:
+        if self._unproved and self._unproved.number == ended.number:
+            self._unproved = None  # it never trained
+        if ended.cause:
+            self._recovering = self._recovering or f"generation {ended.number} broke: {ended.cause}"
+        self._changed()
+
+    def all_done(self) -> None:
+        if self._unproved:
+            self._tell_formed(self._unproved)
+        self._check_scale()
+        self._journal.event("training.finished", f"all {self._spec.train.steps} steps are done")
+        self._ending = Outcome(DriverState.SUCCEEDED, "finished", f"all {self._spec.train.steps} steps are done")
+        self._end_by = self._loop.time() + LEAVE_S
+        self._changed()
+
+    def all_stopped(self, saved_by: str | None) -> None:
+        log.info("stopped; the state was saved by %s", saved_by or "nobody")
+        self._end_by = self._loop.time() + LEAVE_S
+        self._changed()
+
+    # How it is put together.
+
+    def _make_rendezvous(self) -> Rendezvous:
+        shape, batch = self._spec.parallelism, self._spec.train.global_batch
+        degrees = [size // self._size for size in possible_sizes(shape, batch, 1, self._spec.workers.max)]
+        policy = Policy(self._size, degrees=degrees, last_generation=self._journal.last_generation)
+        executioner = Executioner()
+        return Rendezvous(
+            policy,
+            self,
+            kill=lambda link, cause: executioner.kill(link.hello.node_id, link.hello.pid, cause),
+            host=ray.util.get_node_ip_address(),
+            secret=self._secret,
+            tensor=shape.tensor,
+        )
+
+    def _assignment(self, name: str) -> Assignment:
+        return Assignment(
+            spec=self._spec.model_dump(mode="json"),
+            run_dir=str(self._run.root),
+            log_dir=str(self._run.logs / f"attempt-{self._epoch}"),
+            epoch=self._epoch,
+            replica=name,
+            host=self._address.host,
+            port=self._address.port,
+            secret=self._secret,
+        )

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, async_playwright
 
-from tests.browser.live_service import Rubato, served
+from tests.browser.live_service import IdleRay, Rubato, served
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def rubato(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rubato]:
-    async with served(tmp_path_factory.mktemp("home")) as service:
+    async with served(tmp_path_factory.mktemp("home"), IdleRay()) as service:
         yield service
 
 
@@ -33,13 +34,20 @@ async def browser() -> AsyncIterator[Browser]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def page(rubato: Rubato, browser: Browser) -> AsyncIterator[Page]:
-    """A page that fails the test when its scripts fail or fetch anything from elsewhere."""
+    """A page of the service."""
+    async with watched_page(browser, rubato.url) as page:
+        yield page
+
+
+@asynccontextmanager
+async def watched_page(browser: Browser, url: str) -> AsyncIterator[Page]:
+    """A page that fails the test when its scripts fail, open a dialog or fetch anything from elsewhere."""
     complaints: list[str] = []
 
-    def is_elsewhere(url: str) -> bool:
-        return not url.startswith((rubato.url, "data:", "blob:"))
+    def is_elsewhere(address: str) -> bool:
+        return not address.startswith((url, "data:", "blob:"))
 
-    context = await browser.new_context(base_url=rubato.url, viewport={"width": 1320, "height": 1000})
+    context = await browser.new_context(base_url=url, viewport={"width": 1320, "height": 1000})
     context.set_default_timeout(15_000)
     page = await context.new_page()
     page.on("pageerror", lambda error: complaints.append(str(error)))

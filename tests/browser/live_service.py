@@ -176,10 +176,9 @@ class Rubato:
 
 
 @asynccontextmanager
-async def served(home: Path) -> AsyncIterator[Rubato]:
-    """The service with its supervisor, on a free port."""
-    ray = IdleRay()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+async def served(home: Path, ray: IdleRay, port: int = 0) -> AsyncIterator[Rubato]:
+    """The service with its supervisor, on a port, by default a free one."""
+    with socket.create_server(("127.0.0.1", port)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         settings = Settings(home=home, runs=home / "runs", control_url=url, reconcile_every=0.1, heartbeat_timeout=600)
         async with open_control_plane(settings, ray) as plane, plane.supervising():

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
-from playwright.async_api import Page, expect
+from playwright.async_api import Browser, Page, expect
 
-from tests.browser.live_service import Rubato
+from tests.browser.conftest import watched_page
+from tests.browser.live_service import IdleRay, Rubato, served
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 
@@ -149,6 +152,25 @@ async def test_text_out_of_a_job_stays_text(rubato: Rubato, page: Page) -> None:
 async def test_a_job_that_is_not_there_is_explained(page: Page) -> None:
     await page.goto("/jobs/nobody")
     await expect(page.get_by_role("alert").first).to_contain_text("nobody")
+
+
+async def test_a_page_outlives_the_control_plane(browser: Browser, tmp_path: Path) -> None:
+    ray = IdleRay()
+    async with AsyncExitStack() as open_page:
+        async with served(tmp_path, ray) as first:
+            job, driver = await first.training(name="survivor")
+            page = await open_page.enter_async_context(watched_page(browser, first.url))
+            await page.goto(f"/jobs/{job['id']}")
+            await expect(page.locator("#curves")).to_have_attribute("aria-label", re.compile("at step 20;"))
+        await expect(page.locator("#link")).to_have_text("reconnecting")
+        async with served(tmp_path, ray, port=int(first.url.rpartition(":")[2])) as second:
+            driver.http = second.http
+            driver.train(10, data=1)
+            driver.event("control.reachable", "the control plane answers again")
+            await driver.sync("RUNNING", "training at 4 workers", data=1)
+            await expect(page.locator("#link")).to_have_text("live")
+            await expect(page.locator("#curves")).to_have_attribute("aria-label", re.compile("at step 30;"))
+            await expect(page.get_by_role("log")).to_contain_text("the control plane answers again")
 
 
 @pytest.mark.parametrize("path", ["/", "/jobs/narrow"])

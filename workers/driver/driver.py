@@ -369,7 +369,7 @@ class Driver:
     def _hear_step(self, link: Link, step: int) -> None:
         formed = self._unproved
         if formed and link.key in formed.keys and (formed.step is None or step > formed.step):
-            self._tell_formed(formed)
+            self._tell_formed(formed, step - 1)
         self._last_step = self._loop.time()
 
     def boundary_asked(self, generation: int) -> None:
@@ -387,21 +387,20 @@ class Driver:
             self._recovering = None
         self._changed()
 
-    def _tell_formed(self, formed: Formed) -> None:
+    def _tell_formed(self, formed: Formed, start: int) -> None:
         """Once it has trained a step, which is when the pause that it cost is over."""
         self._unproved = None
         pause = None if self._last_step is None else round(self._loop.time() - self._last_step, 3)
         count, workers = len(formed.replicas), len(formed.keys)
-        start = "the newest checkpoint" if formed.step is None else f"step {formed.step}"
         self._journal.event(
             "generation.formed",
-            f"generation {formed.number} trains on from {start}: {workers} workers in {count} replicas",
+            f"generation {formed.number} goes on from step {start}: {workers} workers in {count} replicas",
             {
                 "generation": formed.number,
                 "data": count,
                 "workers": workers,
                 "replicas": list(formed.replicas),
-                "step": formed.step,
+                "step": start,
                 "source": formed.source,
                 "healed": list(formed.healed),
                 "pause_s": pause,
@@ -419,7 +418,7 @@ class Driver:
 
     def all_done(self) -> None:
         if self._unproved:
-            self._tell_formed(self._unproved)
+            self._tell_formed(self._unproved, self._spec.train.steps)
         self._check_scale()
         self._journal.event("training.finished", f"all {self._spec.train.steps} steps are done")
         self._ending = Outcome(DriverState.SUCCEEDED, "finished", f"all {self._spec.train.steps} steps are done")

@@ -11,8 +11,9 @@ from service.planning.search import Choice, Search
 # a job has on average over all its sizes by this much.
 CHANGE_WORTH = 0.005
 
-# Replica shapes slower than this against the best of their size are not considered for it.
-SLACK = 0.10
+# Replica shapes this much slower than the best of their size are not considered for it. Kept wide, so that a plan need
+# not change where it would rather bear a slow size.
+SLACK = 0.3
 
 
 def elastic_plan(search: Search, sizes: Iterable[int], change_worth: float = CHANGE_WORTH) -> list[Choice]:

@@ -16,6 +16,8 @@ from rubato.layout import layout_for, possible_sizes
 from rubato.resources import DriverState, Restarts, SyncReply, SyncRequest
 from rubato.spec import JobSpec
 from workers.driver.assignment import Assignment
+from workers.driver.chronicle import Chronicle
+from workers.driver.crew import Crew
 from workers.driver.executioner import Executioner
 from workers.driver.faults import Budget, Casualties, Verdict
 from workers.driver.journal import Journal
@@ -23,8 +25,7 @@ from workers.driver.operations import Command
 from workers.driver.rendezvous.orders import Ended, Formed
 from workers.driver.rendezvous.policy import Policy
 from workers.driver.rendezvous.server import Link, Loss, Rendezvous
-from workers.driver.replicas import Ending, Replicas
-from workers.driver.roster import Standing, choose_replicas
+from workers.driver.replicas import Replicas
 from workers.driver.sync import ControlPlane
 from workers.driver.view import View
 from workers.engine.run import RunDirectory
@@ -66,16 +67,13 @@ class Driver:
         self._view = View(spec)
         self._casualties = Casualties()
         self._budget = Budget(spec.faults.hardware)
-        self._wanted: list[str] = choose_replicas(workers // self._size, [], ())
-        self._standings: dict[str, Standing] = {}
-        self._joined: set[str] = set()
+        self._workers = workers
         self._end_by = math.inf
         self._outcome: Outcome | None = None
         self._ending: Outcome | None = None
         self._recovering: str | None = None
         self._command: Command | None = None
-        self._unproved: Formed | None = None
-        self._last_step: float | None = None
+        self._chronicle = Chronicle(self._journal)
         self._wake = asyncio.Event()
         self._control: ControlPlane | None = None
         self._secret = secrets.token_urlsafe(24)
@@ -93,11 +91,12 @@ class Driver:
         """Runs to the end. Afterwards the rendezvous is closed; workers that are left end with this process."""
         self._loop = asyncio.get_running_loop()
         self._rendezvous = self._make_rendezvous()
-        self._replicas = Replicas(self._spec, self._attempt, self._run.root / "ray", self._run_ended)
+        replicas = Replicas(self._spec, self._attempt, self._run.root / "ray")
+        self._crew = Crew(replicas, self._assign, self._journal, self._changed, self._fail)
+        self._crew.want(self._workers // self._size, ())
         self._address = await self._rendezvous.start()
-        workers = len(self._wanted) * self._size
-        data = {"attempt": self._attempt, "epoch": self._epoch, "workers": workers}
-        self._journal.event("attempt.started", f"attempt {self._epoch} begins, for {workers} workers", data)
+        data = {"attempt": self._attempt, "epoch": self._epoch, "workers": self._workers}
+        self._journal.event("attempt.started", f"attempt {self._epoch} begins, for {self._workers} workers", data)
         talking = asyncio.create_task(self._control.run(), name="control-plane") if self._control else None
         try:
             self._outcome = await self._pursue()
@@ -120,6 +119,7 @@ class Driver:
         """Ends the attempt at the next step boundary, with a checkpoint."""
         if self._ending is None and self._outcome is None:
             self._ending = Outcome(DriverState.CANCELLED, "cancelled", cause)
+            self._crew.let_go()
             self._begin(Command(self._journal, "cancel", operation)).enter("accepted", cause)
             self._rendezvous.stop()
             self._changed()
@@ -146,48 +146,31 @@ class Driver:
     # What is wanted against what is there.
 
     async def _pursue(self) -> Outcome:
-        self._rendezvous.want(self._wanted)
+        self._rendezvous.want(self._crew.wanted)
         while self._outcome is None:
             self._wake.clear()
             if not self._run.holds(self._epoch):
                 return Outcome(None, "fenced", "a newer attempt has claimed the run directory")
             if self._ending is None:
-                await self._start_missing()
-            elif not self._joined or self._loop.time() > self._end_by:
+                await self._crew.start_missing()
+            elif not self._crew.joined or self._loop.time() > self._end_by:
                 return self._ending
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TICK_S):
                     await self._wake.wait()
         return self._outcome
 
-    async def _start_missing(self) -> None:
-        for name in [name for name in self._wanted if not self._replicas.alive(name)]:
-            standing = self._standing(name)
-            if self._loop.time() < standing.next_start:
-                continue
-            available = await asyncio.to_thread(ray.available_resources)
-            if name not in self._wanted or self._ending or self._outcome:
-                continue
-            standing.starting(self._replicas.shortage(available))
-            self._journal.event("replica.starting", f"{name} starts", {"replica": name})
-            if standing.waits:
-                self._tell_waiting(name, standing.waits)
-            self._replicas.start(self._assignment(name))
-            self._changed()
-
     def _scale(self, count: int, operation: str | None) -> None:
-        growing = count > len(self._wanted)
+        growing = count > len(self._crew.wanted)
         formed = self._view.formed
-        self._wanted = choose_replicas(count, self._wanted, formed.replicas if formed else ())
-        for name in self._wanted:
-            self._standing(name).next_start = 0.0
-        self._view.keep_lost(self._wanted)
+        self._crew.want(count, formed.replicas if formed else ())
+        self._view.keep_lost(self._crew.wanted)
         workers = count * self._size
         command = self._begin(Command(self._journal, "scale", operation))
         command.enter("accepted", f"{workers} workers are wanted", {"workers": workers})
         if growing:
-            command.enter("starting", f"replicas start: {', '.join(self._wanted)} are to train")
-        self._rendezvous.want(self._wanted)
+            command.enter("starting", f"replicas start: {', '.join(self._crew.wanted)} are to train")
+        self._rendezvous.want(self._crew.wanted)
         self._check_scale()
         self._changed()
 
@@ -200,29 +183,26 @@ class Driver:
     def _check_scale(self) -> None:
         """A scale is done when the wanted replicas have trained a step together."""
         command = self._command
-        if command and command.kind == "scale" and self._unproved is None and self._as_wanted():
-            command.enter("done", f"{len(self._wanted) * self._size} workers train")
+        if command and command.kind == "scale" and self._chronicle.proved and self._as_wanted():
+            command.enter("done", f"{len(self._crew.wanted) * self._size} workers train")
 
     def _as_wanted(self) -> bool:
         formed = self._view.formed
-        return self._rendezvous.running and formed is not None and set(formed.replicas) == set(self._wanted)
+        return self._rendezvous.running and formed is not None and set(formed.replicas) == set(self._crew.wanted)
 
     def _state(self) -> tuple[DriverState, str, str]:
         if self._outcome and self._outcome.state:
             return self._outcome.state, self._outcome.code, self._outcome.message
         formed = self._view.formed
-        waits = [f"{name} waits: {self._standing(name).waits}" for name in self._wanted if self._standing(name).waits]
+        waits = self._crew.waits()
         if formed is None:
             return DriverState.STARTING, "starting", "; ".join(waits) or "the first workers start"
-        now = f"{len(formed.keys)} of {len(self._wanted) * self._size} wanted workers train"
+        now = f"{len(formed.keys)} of {len(self._crew.wanted) * self._size} wanted workers train"
         if self._as_wanted():
             return DriverState.RUNNING, "training", f"{len(formed.keys)} workers train"
         if self._recovering:
             return DriverState.RECOVERING, "worker_lost", "; ".join([self._recovering, now, *waits])
         return DriverState.RESIZING, "scaling", "; ".join([now, *waits])
-
-    def _standing(self, name: str) -> Standing:
-        return self._standings.setdefault(name, Standing())
 
     def _changed(self) -> None:
         self._wake.set()
@@ -231,15 +211,11 @@ class Driver:
 
     def _end(self, outcome: Outcome) -> None:
         self._outcome = self._outcome or outcome
+        self._crew.let_go()
         self._changed()
 
     def _fail(self, code: str, message: str) -> None:
         self._end(Outcome(DriverState.FAILED, code, message))
-
-    def _tell_waiting(self, name: str, cause: str) -> None:
-        self._journal.event(
-            "replica.waiting", f"{name} waits for room in the cluster: {cause}", {"replica": name, "cause": cause}
-        )
 
     def _tell_outcome(self, outcome: Outcome) -> None:
         if outcome.state is DriverState.FAILED:
@@ -258,7 +234,7 @@ class Driver:
             layout = layout_for(self._spec.parallelism, reply.workers)
             if layout is None:
                 log.error("%d workers are not a whole number of replicas of %d", reply.workers, self._size)
-            elif layout.data != len(self._wanted) or (reply.operation and not self._knows(reply.operation)):
+            elif layout.data != len(self._crew.wanted) or (reply.operation and not self._knows(reply.operation)):
                 self._scale(layout.data, reply.operation)
 
     def _knows(self, operation: str) -> bool:
@@ -273,46 +249,13 @@ class Driver:
     def control_reachable(self) -> None:
         self._journal.event("control.reachable", "the control plane is back")
 
-    # From Ray.
-
-    def _run_ended(self, ending: Ending) -> None:
-        """Called from the thread of a replica."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the driver ends, and so does everything
-            self._loop.call_soon_threadsafe(self._hear_ending, ending)
-
-    def _hear_ending(self, ending: Ending) -> None:
-        name = ending.replica
-        self._replicas.forget(name)
-        self._joined.discard(name)
-        standing = self._standing(name)
-        if ending.kind != "returned" and name in self._wanted and self._ending is None and self._outcome is None:
-            pause = standing.put_off(self._loop.time())
-            standing.waits = ending.cause
-            if ending.kind == "unplaced":
-                self._tell_waiting(name, ending.cause)
-            else:
-                data = {"replica": name, "cause": ending.cause, "in_s": pause}
-                self._journal.event("replica.restarting", f"the run of {name} failed: {ending.cause}", data)
-                if standing.failed():
-                    self._fail("replica_cannot_start", f"{name} failed {standing.in_vain} times before any of its "
-                               f"workers was ready to train: {ending.cause}")  # fmt: skip
-        self._changed()
-
-    def replica_in_trouble(self, replica: str, cause: str) -> None:
-        standing = self._standing(replica)
-        arrived = standing.arrived
-        if standing.failed():
-            self._fail("replica_cannot_start", f"{replica} failed {standing.in_vain} times before any of its workers "
-                       f"was ready to train: {cause}")  # fmt: skip
-        elif not arrived:
-            data = {"replica": replica, "cause": cause}
-            self._journal.event("replica.restarting", f"workers of {replica} failed while they started: {cause}", data)
-
     # From the rendezvous.
 
+    def replica_in_trouble(self, replica: str, cause: str) -> None:
+        self._crew.in_trouble(replica, cause)
+
     def worker_arrived(self, link: Link) -> None:
-        self._joined.add(link.hello.replica)
-        self._standing(link.hello.replica).arriving()
+        self._crew.arrived(link.hello.replica)
         self._view.arrived(link)
         self._changed()
 
@@ -343,7 +286,7 @@ class Driver:
         message = f"{name} lost worker {hello.pid} at {hello.node_ip}: {verdict.cause}"
         data = {"replica": name, "pid": hello.pid, "rank": rank, "cause": verdict.cause, "fault": verdict.fault}
         self._journal.event("worker.lost", message, data)
-        if self._ending or self._outcome or name not in self._wanted:
+        if self._ending or self._outcome or name not in self._crew.wanted:
             return
         if verdict.fault != "hardware":
             code = "user_error" if verdict.fault == "user" else "program_error"
@@ -363,14 +306,9 @@ class Driver:
         elif topic == "event":
             self._journal.event(record["kind"], record["message"], record.get("data"))
             self._changed()
-        elif topic == "step":
-            self._hear_step(link, record["step"])
-
-    def _hear_step(self, link: Link, step: int) -> None:
-        formed = self._unproved
-        if formed and link.key in formed.keys and (formed.step is None or step > formed.step):
-            self._tell_formed(formed, step - 1)
-        self._last_step = self._loop.time()
+        elif topic == "step" and self._chronicle.stepped(link.key, record["step"], self._loop.time()):
+            self._check_scale()
+            self._changed()
 
     def boundary_asked(self, generation: int) -> None:
         command = self._command
@@ -382,47 +320,24 @@ class Driver:
 
     def generation_formed(self, formed: Formed) -> None:
         self._view.generation_formed(formed)
-        self._unproved = formed
+        self._chronicle.formed(formed)
         if self._as_wanted():
             self._recovering = None
         self._changed()
 
-    def _tell_formed(self, formed: Formed, start: int) -> None:
-        """Once it has trained a step, which is when the pause that it cost is over."""
-        self._unproved = None
-        pause = None if self._last_step is None else round(self._loop.time() - self._last_step, 3)
-        count, workers = len(formed.replicas), len(formed.keys)
-        self._journal.event(
-            "generation.formed",
-            f"generation {formed.number} goes on from step {start}: {workers} workers in {count} replicas",
-            {
-                "generation": formed.number,
-                "data": count,
-                "workers": workers,
-                "replicas": list(formed.replicas),
-                "step": start,
-                "source": formed.source,
-                "healed": list(formed.healed),
-                "pause_s": pause,
-            },
-        )
-        self._check_scale()
-        self._changed()
-
     def generation_ended(self, ended: Ended) -> None:
-        if self._unproved and self._unproved.number == ended.number:
-            self._unproved = None  # it never trained
+        self._chronicle.ended(ended)
         if ended.cause:
             self._recovering = self._recovering or f"generation {ended.number} broke: {ended.cause}"
         self._changed()
 
     def all_done(self) -> None:
-        if self._unproved:
-            self._tell_formed(self._unproved, self._spec.train.steps)
+        self._chronicle.finished(self._spec.train.steps, self._loop.time())
         self._check_scale()
         self._journal.event("training.finished", f"all {self._spec.train.steps} steps are done")
         self._ending = Outcome(DriverState.SUCCEEDED, "finished", f"all {self._spec.train.steps} steps are done")
         self._end_by = self._loop.time() + LEAVE_S
+        self._crew.let_go()
         self._changed()
 
     def all_stopped(self, saved_by: str | None) -> None:
@@ -446,7 +361,7 @@ class Driver:
             tensor=shape.tensor,
         )
 
-    def _assignment(self, name: str) -> Assignment:
+    def _assign(self, name: str) -> Assignment:
         return Assignment(
             spec=self._spec.model_dump(mode="json"),
             run_dir=str(self._run.root),

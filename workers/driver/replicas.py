@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ray.exceptions import RayError
-from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
+from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from rubato.spec import JobSpec
@@ -57,25 +56,22 @@ class Replicas:
         spec: what they train.
         attempt: names of their runs begin with it, so that no run is taken for an earlier one.
         storage: where Ray keeps its own notes about the runs.
+
+    Attributes:
         ended: called from a thread of the replica when its run has ended.
     """
 
-    def __init__(self, spec: JobSpec, attempt: str, storage: Path, ended: Callable[[Ending], None]) -> None:
+    def __init__(self, spec: JobSpec, attempt: str, storage: Path) -> None:
         self._spec = spec
         self._attempt = attempt
         self._storage = storage
-        self._ended = ended
+        self.ended: Callable[[Ending], None] = lambda ending: None
         self._threads: dict[str, threading.Thread] = {}
         self._runs = 0
 
     def alive(self, name: str) -> bool:
         """Whether a run of the replica goes on, or is yet to report its end."""
         return name in self._threads
-
-    @property
-    def names(self) -> list[str]:
-        """The replicas that are alive."""
-        return list(self._threads)
 
     @property
     def resources(self) -> dict[str, float]:
@@ -90,8 +86,8 @@ class Replicas:
         if name in self._threads:
             raise ValueError(f"{name} runs already")
         self._runs += 1
-        trainer = self._trainer(assignment, f"{self._attempt}-{name}-{self._runs}")
-        thread = threading.Thread(target=self._fit, args=(name, trainer), name=f"fit-{name}", daemon=True)
+        run_name = f"{self._attempt}-{name}-{self._runs}"
+        thread = threading.Thread(target=self._fit, args=(assignment, run_name), name=f"fit-{name}", daemon=True)
         self._threads[name] = thread
         thread.start()
 
@@ -132,16 +128,17 @@ class Replicas:
             ),
         )
 
-    def _fit(self, name: str, trainer: TorchTrainer) -> None:
+    def _fit(self, assignment: Assignment, run_name: str) -> None:
+        name = assignment.replica
         try:
-            trainer.fit()
-        except (TrainingFailedError, RayError) as error:
-            log.warning("the run of %s failed", name, exc_info=True)
+            self._trainer(assignment, run_name).fit()
+        except Exception as error:  # whatever it is: a run that ended unheard would be waited for for ever
+            log.exception("the run of %s failed", name)
             # Ray's own class for it is private, so it is known by its name.
             inner = getattr(error, "controller_failure", None)
             if "Timeout" in type(inner).__name__:
-                self._ended(Ending(name, "unplaced", "the cluster had no room for its workers in time"))
+                self.ended(Ending(name, "unplaced", "the cluster had no room for its workers in time"))
             else:
-                self._ended(Ending(name, "failed", str(inner or error).strip().splitlines()[-1]))
+                self.ended(Ending(name, "failed", str(inner or error).strip().splitlines()[-1]))
         else:
-            self._ended(Ending(name, "returned", "its workers ended as they were told to"))
+            self.ended(Ending(name, "returned", "its workers ended as they were told to"))

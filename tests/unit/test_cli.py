@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from control_plane import (
+from scripted_plane import (
     SPEC,
     ControlPlane,
     event,

@@ -12,9 +12,9 @@ from typing import Any
 
 import httpx
 import pytest
-from control_plane import SPEC, ControlPlane, event_stream, job, metric, operation, problem, stream
 from hypothesis import given
 from hypothesis import strategies as st
+from scripted_plane import SPEC, ControlPlane, event_stream, job, metric, operation, problem, stream
 
 from rubato.client import AsyncClient, Client, LogQuery
 from rubato.client.connection import Gap, Persistence

@@ -43,6 +43,9 @@ NETWORKS = {"bigscience": 6.25e9}
 # (triton); NeMo and Megatron on Hopper run cuDNN's kernels through Transformer Engine. Others: FlashAttention 2.
 FUSED: dict[str, Attention] = {"llm-foundry": "flash1", "NeMo Automodel": "native", "NeMo": "native"}
 
+# Trainers that recompute by a function of their own, which runs a layer's forward to its end; others use PyTorch's.
+OWN_CHECKPOINT = {"Megatron-LM", "Megatron-DeepSpeed", "DeepSpeed ZeRO-3", "NeMo", "nanotron"}
+
 # Trainers on Megatron's tensor parallelism of 2022 and later; its SC21 runs were before.
 OVERLAPPED = {"Megatron-LM", "NeMo", "nanotron"}
 
@@ -137,6 +140,7 @@ def _run(line: int, row: Mapping[str, str]) -> Run:
             attention=attention,
             precision=_precision(row["precision"], layout.zero),
             compiled=row["compiled"] == "True",
+            early_stop=software not in OWN_CHECKPOINT,
             overlapped_tensor=software in OVERLAPPED and "SC21" not in row["source"],
             launch_blocking=row["launch_blocking"] == "True",
         ),

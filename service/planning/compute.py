@@ -64,12 +64,13 @@ class Kernels:
     def product(self, rows: float, columns: float, depth: float) -> float:
         """Seconds of one matrix product [rows, depth] x [depth, columns].
 
-        Its FLOPs at the sustained rate, and its operands once through memory: the share of peak follows the
-        arithmetic intensity, as in the roofline model (Williams et al. 2009) without overlap.
+        Its FLOPs at the sustained rate, or its operands through memory where that takes longer (the roofline model,
+        Williams et al. 2009); then the result's way back, which a kernel begins when a tile is done and so hides least:
+        the share of peak falls with the depth of the product.
         """
         flops = 2.0 * rows * columns * depth
-        moved = self.element * (rows * depth + depth * columns + rows * columns)
-        return flops / self.rate + self.move(moved)
+        operands = self.move(self.element * (rows * depth + depth * columns))
+        return max(flops / self.rate, operands) + self.move(self.element * rows * columns)
 
     def linear(self, tokens: float, inputs: float, outputs: float) -> Passes:
         """A linear layer: backward is two products of the same size."""
@@ -95,7 +96,8 @@ class Kernels:
             peak = self.accelerator.peak_flops if self.element == 2 else self.accelerator.single_flops
             forward = flops / 2 / (peak * ceiling * generation * self.constants.attention_share)
             return Passes(forward, FLASH_BACKWARD * forward)
-        products = flops / (self.rate if head_dim % 8 == 0 else min(self.rate, self.accelerator.vector_flops))
+        vector = self.accelerator.vector_flops * self.constants.matmul_share
+        products = flops / (self.rate if head_dim % 8 == 0 else min(self.rate, vector))
         return Passes(
             products + self.move(SCORE_BYTES_FORWARD * scores),
             2 * products + self.move(SCORE_BYTES_BACKWARD * scores),
@@ -118,6 +120,14 @@ def layer(kernels: Kernels, model: Model, layout: Layout, sequence: int) -> tupl
         + kernels.linear(tokens, ffn, model.hidden)
     )
     return products + core + _element_wise(kernels, model, tokens, shared, ffn, qkv), core
+
+
+def last_product(kernels: Kernels, model: Model, layout: Layout, sequence: int) -> float:
+    """Seconds of a layer's last product and residual, whose results nothing in the layer's backward needs."""
+    tokens = layout.micro_batch * sequence / layout.context
+    shared = tokens / layout.tensor if layout.sequence_parallel else tokens
+    residual = kernels.move(3 * kernels.element * model.hidden * shared)
+    return kernels.product(tokens, model.hidden, model.ffn / layout.tensor) + residual
 
 
 def _element_wise(kernels: Kernels, model: Model, tokens: float, shared: float, ffn: float, qkv: float) -> Passes:

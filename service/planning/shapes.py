@@ -167,13 +167,16 @@ class Runtime:
 
     ``attention``: unfused, or the generation of the fused kernels: FlashAttention 1 or 2, or ``native`` ones written
     for the matrix instructions of the GPU at hand (FlashAttention 3, cuDNN). ``compiled``: element-wise kernels are
-    fused. ``overlapped_tensor``: backward's tensor-parallel collectives run beside the products of weight gradients
-    (Megatron since arXiv:2205.05198). ``launch_blocking``: CUDA_LAUNCH_BLOCKING=1, the host waits for every kernel.
+    fused. ``early_stop``: recomputation ends with the last tensor that backward needs (torch.utils.checkpoint since
+    2.1), so a layer's last product is not done again. ``overlapped_tensor``: backward's tensor-parallel collectives run
+    beside the products of weight gradients (Megatron since arXiv:2205.05198). ``launch_blocking``: the host waits for
+    every kernel (CUDA_LAUNCH_BLOCKING=1).
     """
 
     attention: Attention = "flash2"
     precision: Precision = BF16
     compiled: bool = False
+    early_stop: bool = True
     overlapped_tensor: bool = False
     launch_blocking: bool = False
 

@@ -74,6 +74,8 @@ class TimeModel:
         model, k = self.work.model, self._kernels
         whole, core = compute.layer(k, model, layout, self.work.sequence)
         again = {"none": 0.0, "selective": core.forward, "full": whole.forward}[layout.recompute]
+        if layout.recompute == "full" and self.runtime.early_stop:
+            again -= compute.last_product(k, model, layout, self.work.sequence)
         blocking = self.constants.blocking_gap_s * layout.tensor
         gap = blocking if self.runtime.launch_blocking else self.constants.layer_gap_s
         forwards_in_backward = layout.recompute == "full"
@@ -82,16 +84,15 @@ class TimeModel:
             recomputation=again,
             gradient_sum=compute.gradient_sum(k, model.layer_parameters / layout.tensor),
             gap=Passes(gap / 3, gap * (3 if forwards_in_backward else 2) / 3),
-            communication=self._replica_communication(layout, forwards_in_backward),
+            communication=self._replica_communication(layout, forwards_in_backward, whole.forward - core.forward),
         )
 
-    def _replica_communication(self, layout: Layout, forwards_in_backward: bool) -> Passes:
-        """Tensor and context parallelism in one layer.
+    def _replica_communication(self, layout: Layout, forwards_in_backward: bool, weights: float) -> Passes:
+        """Tensor and context parallelism in one layer; ``weights`` are the seconds of its weights' gradients.
 
         Two all-reduces of the hidden states in each pass (arXiv:1909.08053, section 3), or an all-gather and a
         reduce-scatter of the same volume with sequence parallelism (arXiv:2205.05198, section 4.2.2). Ring attention
-        passes keys and values around, and their gradients too on the way back (arXiv:2310.01889); of this only the
-        exposed share counts.
+        passes keys and values around, and their gradients too on the way back (arXiv:2310.01889), behind attention.
         """
         model = self.work.model
         tokens = layout.micro_batch * self.work.sequence / layout.context
@@ -104,9 +105,15 @@ class TimeModel:
             around = self.constants.exposed_share * ring.gather(keys_and_values)
         else:
             around = 0.0
-        again = once + around if forwards_in_backward else 0.0
-        shown = self.constants.exposed_share if self.runtime.overlapped_tensor else 1.0
-        return Passes(once + around, shown * once + 2 * around + again)
+        redone = once / 2 if self.runtime.early_stop else once  # the second follows the last product
+        again = redone + around if forwards_in_backward else 0.0
+        shown = self.exposed(once, weights) if self.runtime.overlapped_tensor else once
+        return Passes(once + around, shown + 2 * around + again)
+
+    def exposed(self, communication: float, computation: float) -> float:
+        """Seconds that show of communication which runs beside computation: a share, and what is longer whole."""
+        share = self.constants.exposed_share
+        return share * min(communication, computation) + max(0.0, communication - computation)
 
     def bound(self, layout: Layout) -> tuple[float, float]:
         """Seconds of a micro-batch on the slowest pipeline rank, and of the bubble, without any data axis."""
@@ -175,7 +182,8 @@ class _DataAxis:
     """
 
     def __init__(self, model: TimeModel, layout: Layout, layer: LayerTime) -> None:
-        self._share = model.constants.exposed_share
+        self._exposed = model.exposed
+        share = model.constants.exposed_share
         self._precision = model.runtime.precision
         self._layout, self._layer = layout, layer
         stride = layout.tensor * (1 if layout.data_inner else layout.pipeline)
@@ -189,16 +197,13 @@ class _DataAxis:
         self.per_layer = self._exposed(gather, layer.forward)
         self.per_layer += self._exposed(gathers * gather + scatter, layer.backward)
         gather, scatter = self._gather_scatter(sizes.embedding_parameters / layout.tensor)
-        self.per_head = self._share * ((1 + gathers) * gather + scatter)
+        self.per_head = share * ((1 + gathers) * gather + scatter)
 
     def _gather_scatter(self, parameters: float) -> tuple[float, float]:
         return (
             self._ring.gather(self._precision.activation * parameters),
             self._ring.gather(self._precision.wire * parameters),
         )
-
-    def _exposed(self, communication: float, computation: float) -> float:
-        return self._share * min(communication, computation) + max(0.0, communication - computation)
 
     def per_step(self, held: float, layers: int) -> float:
         """Exposed seconds of reducing ``held`` parameters' gradients, and gathering what ZeRO 1 has updated."""

@@ -26,11 +26,15 @@ def small_model(runtime: Runtime | None = None, cluster: Cluster | None = None, 
     return TimeModel(work, cluster or plain_cluster(), runtime or Runtime(), NEUTRAL)
 
 
-def test_a_product_takes_its_flops_and_its_operands_through_memory() -> None:
-    # 2 x 100 x 200 x 300 FLOPs at 1e12/s, and 2 bytes x (30,000 + 60,000 + 20,000) elements at 1e12/s.
-    assert kernels().product(rows=100, columns=200, depth=300) == pytest.approx(12e-6 + 0.22e-6)
+def test_a_product_takes_its_flops_or_its_operands_and_then_its_result() -> None:
+    # 2 x 100 x 200 x 300 FLOPs at 1e12/s, then 2 bytes x 20,000 results at 1e12/s.
+    assert kernels().product(rows=100, columns=200, depth=300) == pytest.approx(12e-6 + 0.04e-6)
     # In 32 bits half the rate and twice the bytes.
-    assert kernels(precision=FP32).product(100, 200, 300) == pytest.approx(24e-6 + 0.44e-6)
+    assert kernels(precision=FP32).product(100, 200, 300) == pytest.approx(24e-6 + 0.08e-6)
+    # One row: 2 bytes x (300 + 60,000) operands take longer than 120,000 FLOPs.
+    slow = replace(PLAIN, memory_bandwidth=1e10)
+    narrow = Kernels(slow, Runtime(), NEUTRAL).product(1, 200, 300)
+    assert narrow == pytest.approx(2 * 60_300 / 1e10 + 2 * 200 / 1e10)
 
 
 def test_fused_attention_skips_what_the_mask_hides_and_newer_kernels_are_faster() -> None:
@@ -114,11 +118,15 @@ def test_uneven_stages_cost_what_the_longest_takes() -> None:
 
 
 def test_recomputation_does_again_what_it_names() -> None:
-    model = small_model(Runtime(attention="unfused"))
+    to_the_end = small_model(Runtime(attention="unfused", early_stop=False))
     whole, core = compute.layer(kernels(attention="unfused"), SMALL, Layout(), 256)
-    assert model.layer(Layout(recompute="selective"))[0].recomputation == pytest.approx(core.forward)
-    assert model.layer(Layout(recompute="full"))[0].recomputation == pytest.approx(whole.forward)
-    assert model.layer(Layout())[0].recomputation == 0
+    assert to_the_end.layer(Layout(recompute="selective"))[0].recomputation == pytest.approx(core.forward)
+    assert to_the_end.layer(Layout(recompute="full"))[0].recomputation == pytest.approx(whole.forward)
+    assert to_the_end.layer(Layout())[0].recomputation == 0
+    # Stopping early leaves out the product [256, 1536] x [1536, 512] and the residual's three passes.
+    early = small_model(Runtime(attention="unfused")).layer(Layout(recompute="full"))[0].recomputation
+    saved = 2 * 256 * 512 * 1536 / 1e12 + 2 * 256 * 512 / 1e12 + 3 * 2 * 256 * 512 / 1e12
+    assert whole.forward - early == pytest.approx(saved)
 
 
 def test_tensor_parallelism_reduces_twice_each_pass_and_once_more_when_recomputing() -> None:
@@ -126,10 +134,18 @@ def test_tensor_parallelism_reduces_twice_each_pass_and_once_more_when_recomputi
     once = 2 * (2 * 256 * 512) * (1 / 2) * 2 / 1e9
     plain = small_model().layer(Layout(tensor=2))[0].communication
     assert plain == Passes(pytest.approx(once), pytest.approx(once))
-    again = small_model().layer(Layout(tensor=2, recompute="full"))[0].communication
+    again = small_model(Runtime(early_stop=False)).layer(Layout(tensor=2, recompute="full"))[0].communication
     assert again == Passes(pytest.approx(once), pytest.approx(2 * once))
-    hidden = small_model(Runtime(overlapped_tensor=True)).layer(Layout(tensor=2))[0].communication
+    early = small_model().layer(Layout(tensor=2, recompute="full"))[0].communication
+    assert early == Passes(pytest.approx(once), pytest.approx(1.5 * once))
+    # Beside the products of weight gradients half of it shows, or what is longer than these.
+    beside = Runtime(overlapped_tensor=True)
+    hidden = small_model(beside).layer(Layout(tensor=2))[0].communication
     assert hidden == Passes(pytest.approx(once), pytest.approx(once / 2))
+    slow = replace(plain_cluster(), accelerator=replace(PLAIN, link_bytes=1e8))
+    whole, core = compute.layer(kernels(), SMALL, Layout(tensor=2), 256)
+    longer = small_model(beside, slow).layer(Layout(tensor=2))[0].communication.backward
+    assert longer == pytest.approx(10 * once - (whole.forward - core.forward) / 2)
 
 
 def test_sequence_parallelism_saves_memory_bound_work_only() -> None:
@@ -211,7 +227,7 @@ def test_a_layer_of_gpt_22b_takes_what_was_published(
     recompute: str, sequence_parallel: bool, forward_ms: float, backward_ms: float
 ) -> None:
     """Korthikanti et al. 2022 (arXiv:2205.05198), table 4: eight A100, tensor 8, micro-batch 4, fp16."""
-    runtime = Runtime(attention="unfused", precision=FP16, overlapped_tensor=True)
+    runtime = Runtime(attention="unfused", precision=FP16, early_stop=False, overlapped_tensor=True)
     cluster = Cluster.of(accelerator("a100-80gb"), 8)
     model = TimeModel(Work(GPT_22B, 2048, 4), cluster, runtime, fitted())
     layout = Layout(tensor=8, micro_batch=4, recompute=recompute, sequence_parallel=sequence_parallel)  # type: ignore[arg-type]

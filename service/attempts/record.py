@@ -35,7 +35,7 @@ async def metrics(session: AsyncSession, job: JobRow, reported: Sequence[Sequenc
     # Clocks of two machines differ a little; what seems older than the first stretch belongs to it.
     intervals = await repository.intervals_since(session, job.id, fresh[0].at - timedelta(seconds=1))
     for metric in fresh:
-        record = metric.model_dump(mode="json")
+        record = storable(metric.model_dump(mode="json"))
         interval = _interval_at(intervals, metric.at)
         row = known.get(metric.step)
         if row is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from pathlib import Path
 
 import structlog
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -11,7 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from rubato.problems import RubatoError
 from rubato.resources import DriverState, OperationState, SyncReply, SyncRequest
 from rubato.states import JobState
-from service.attempts import record, repository
+from service.attempts import journal, record, repository
+from service.attempts.journal import Untold
 from service.attempts.repository import AttemptState
 from service.attempts.states import path
 from service.clock import Clock
@@ -59,7 +61,7 @@ class AttemptService:
             if left_behind is not None:
                 left_behind.event.set()
             try:
-                reply = await self._take(attempt, request)
+                reply = await self._take(attempt, request, await self._missing(attempt.job_id, request))
                 loop = asyncio.get_running_loop()
                 until = loop.time() + min(request.wait_s, self._longest)
                 while reply.version <= request.seen_version and not self._wakeups.closed:
@@ -96,7 +98,24 @@ class AttemptService:
             _check_fence(newest, job, request)
             return _reply(job, newest)
 
-    async def _take(self, attempt: AttemptRow, request: SyncRequest) -> SyncReply:
+    async def _missing(self, job_id: str, request: SyncRequest) -> Untold:
+        """What lies between the reports stored and those of a request: nothing, unless the database is an old copy."""
+        async with self._database.reading() as session:
+            job = await jobs.find(session, job_id)
+        assert job is not None  # rows are never deleted
+        events, metrics = job.events_acknowledged, job.metrics_acknowledged
+        if all(item.seq <= events + 1 for item in request.events[:1]) and all(
+            item.seq <= metrics + 1 for item in request.metrics[:1]
+        ):
+            return Untold()
+        log.warning("reports.missing", job=job_id, events_stored=events, metrics_stored=metrics)
+        try:
+            return await asyncio.to_thread(journal.read, Path(job.run_dir), events, metrics)
+        except OSError as error:
+            log.warning("journal.unreadable", job=job_id, cause=str(error))
+            return Untold()
+
+    async def _take(self, attempt: AttemptRow, request: SyncRequest, missing: Untold) -> SyncReply:
         async with self._database.writing() as session:
             job = await jobs.locked(session, attempt.job_id)
             row = await repository.locked(session, attempt.id)
@@ -108,8 +127,8 @@ class AttemptService:
             if row.submitted_at is None:
                 row.submitted_at = now  # it runs, so Ray has it, whatever became of the answer
             row.heartbeat_at = now
-            await record.metrics(session, job, request.metrics)
-            await record.driver_events(session, job, request.events)
+            await record.metrics(session, job, [*missing.metrics, *request.metrics])
+            await record.driver_events(session, job, [*missing.events, *request.events])
             if not JobState(job.state).terminal:
                 _observe(job, request)
                 await self._follow(session, job, row, request)

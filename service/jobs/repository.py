@@ -67,13 +67,13 @@ async def unfinished(session: AsyncSession) -> Sequence[JobRow]:
 async def count_by_state(session: AsyncSession) -> dict[str, int]:
     """How many jobs are in each state that has any."""
     query = select(JobRow.state, func.count()).group_by(JobRow.state)
-    return dict((await session.execute(query)).tuples().all())
+    return {row[0]: row[1] for row in await session.execute(query)}
 
 
 async def revisions(session: AsyncSession, job_ids: Sequence[str]) -> dict[str, int]:
     """The revision of each job."""
     query = select(JobRow.id, JobRow.revision).where(JobRow.id.in_(job_ids))
-    return dict((await session.execute(query)).tuples().all())
+    return {row[0]: row[1] for row in await session.execute(query)}
 
 
 async def intervals(session: AsyncSession, job_ids: Iterable[str]) -> dict[str, list[IntervalRow]]:

@@ -9,12 +9,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from rubato.spec import JobSpec
 from rubato.states import JobState
 from service.attempts import record
+from service.attempts.journal import Untold
 from service.attempts.repository import AttemptState
 from service.database.tables import AttemptRow, JobRow
 from service.events import repository as events
 from service.jobs.lifecycle import Why, change_state, give_reason
 from service.settings import Settings
-from service.supervisor.leftovers import Leftovers
 from service.supervisor.policy import Verdict
 
 _CAUSES = {
@@ -33,7 +33,7 @@ async def settle(
     attempt: AttemptRow,
     verdict: Verdict,
     said: str,
-    left: Leftovers,
+    untold: Untold,
     settings: Settings,
     now: datetime,
 ) -> None:
@@ -41,10 +41,10 @@ async def settle(
 
     Args:
         said: what Ray said of the end, empty when it said nothing.
-        left: what the driver wrote but could not report.
+        untold: what the driver wrote but could not report.
     """
-    await record.metrics(session, job, left.metrics)
-    await record.driver_events(session, job, left.events)
+    await record.metrics(session, job, untold.metrics)
+    await record.driver_events(session, job, untold.events)
     cause = _CAUSES[verdict] + (f": {said}" if said else "")
     attempt.finished_at = now
     attempt.cause = cause
@@ -55,7 +55,7 @@ async def settle(
     if state is JobState.CANCELLING:
         await change_state(session, job, JobState.CANCELLED, Why("cancelled", "stopped", "service", now))
         return
-    failed, finished = left.find("attempt.failed"), left.find("training.finished")
+    failed, finished = untold.find("attempt.failed"), untold.find("training.finished")
     done = finished is not None or job.step >= JobSpec.model_validate(job.spec).train.steps
     if done and verdict is Verdict.SUCCEEDED:
         why = Why("finished", "all steps are done" if finished is None else finished.message, "driver", now)

@@ -14,6 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from rubato.states import JobState
+from service.attempts import journal
 from service.attempts import repository as attempts
 from service.attempts.repository import AttemptState
 from service.clock import Clock
@@ -26,7 +27,6 @@ from service.jobs import run_directory
 from service.jobs.lifecycle import Why, give_reason, touch
 from service.queue.admission import Admission
 from service.settings import Settings
-from service.supervisor import leftovers
 from service.supervisor.endings import settle
 from service.supervisor.policy import Facts, Step, Verdict, judge, plan
 from service.wakeups import Wakeups, wait
@@ -177,14 +177,14 @@ class Supervisor:
         async with self._database.reading() as session:
             job = await jobs.find(session, attempt.job_id)
         assert job is not None  # rows are never deleted
-        left = await asyncio.to_thread(
-            leftovers.read, Path(job.run_dir), job.events_acknowledged, job.metrics_acknowledged
+        untold = await asyncio.to_thread(
+            journal.read, Path(job.run_dir), job.events_acknowledged, job.metrics_acknowledged
         )
         async with self._database.writing() as session:
             job, row = await self._locked(session, attempt.id, lease)
             if job is None or row is None or row.heartbeat_at != attempt.heartbeat_at:
                 return
-            await settle(session, job, row, verdict, said, left, self._settings, self._clock())
+            await settle(session, job, row, verdict, said, untold, self._settings, self._clock())
             touch(job)
             log.info("attempt.over", attempt=attempt.id, job_state=job.state, cause=row.cause)
         self._wakeups.notify(attempt.job_id)

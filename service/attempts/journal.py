@@ -1,4 +1,4 @@
-"""What a driver wrote to the run directory but could not tell any more, read when it is over."""
+"""What a driver wrote to the run directory but did not tell: the directory is the record, the database a copy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Leftovers:
+class Untold:
     """Reports that were never acknowledged, in order."""
 
     events: list[DriverEvent] = field(default_factory=list)
@@ -29,13 +29,13 @@ class Leftovers:
         return next((event for event in reversed(self.events) if event.kind == kind), None)
 
 
-def read(run_dir: Path, events_acknowledged: int, metrics_acknowledged: int) -> Leftovers:
+def read(run_dir: Path, events_acknowledged: int, metrics_acknowledged: int) -> Untold:
     """The lines after those that were acknowledged. The number of a line is its ``seq``, from 1.
 
     Raises:
         OSError: a file is there but cannot be read.
     """
-    found = Leftovers()
+    found = Untold()
     try:
         for seq, line in _lines(run_dir / "events.jsonl", events_acknowledged):
             found.events.append(DriverEvent.model_validate({**line, "seq": seq}))
@@ -43,7 +43,7 @@ def read(run_dir: Path, events_acknowledged: int, metrics_acknowledged: int) -> 
             found.metrics.append(SequencedMetric(seq=seq, metric=Metric.model_validate(line)))
     except ValidationError as error:
         # Later lines would arrive with a gap before them, so this is as far as the record can be told.
-        log.warning("leftovers.unreadable", run_dir=str(run_dir), cause=str(error))
+        log.warning("journal.unreadable", run_dir=str(run_dir), cause=str(error))
     return found
 
 
@@ -59,6 +59,6 @@ def _lines(path: Path, after: int) -> Iterator[tuple[int, dict[str, Any]]]:
             try:
                 line = json.loads(text)
             except ValueError as error:
-                log.warning("leftovers.unreadable", path=str(path), line=seq, cause=str(error))
+                log.warning("journal.unreadable", path=str(path), line=seq, cause=str(error))
                 return
             yield seq, line

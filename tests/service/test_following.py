@@ -1,0 +1,181 @@
+"""Calls that are held and streams that go on: who waits is woken, and the end of the service ends all waits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.service.world import Host, World
+
+STREAM = {"Accept": "text/event-stream"}
+HANG = 60  # seconds after which a test that waits for ever is ended
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(HANG):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def settled(world: World, waiting: int) -> None:
+    await until(lambda: world.plane.wakeups.waiting == waiting)
+
+
+def events_of(text: str) -> list[tuple[str, str, Any]]:
+    """(id, kind, data) of each event of a stream."""
+    found = []
+    for block in text.split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
+        if "data" in fields:
+            found.append((fields["id"], fields.get("event", "message"), fields["data"]))
+    return found
+
+
+@contextlib.asynccontextmanager
+async def supervised(world: World) -> AsyncIterator[None]:
+    async with world.plane.supervising():
+        yield
+
+
+@pytest.fixture(params=[False, True], ids=["same process", "another control plane"])
+async def pair(request: pytest.FixtureRequest, host: Host) -> AsyncIterator[tuple[World, World]]:
+    """Where a driver waits, and where its user commands. In one process only the wake-up itself can be what wakes."""
+    async with host.world(database_poll=0.05 if request.param else 1000.0) as waits:
+        if not request.param:
+            yield waits, waits
+            return
+        async with host.world() as commands, supervised(waits):
+            yield waits, commands
+
+
+@pytest.mark.parametrize("command", ["scale", "cancel"])
+async def test_a_held_call_is_answered_when_something_is_wanted(pair: tuple[World, World], command: str) -> None:
+    waits, commands = pair
+    job = await commands.submit()
+    await commands.rounds()
+    driver = waits.driver()
+    await driver.sync("RUNNING")
+    held = asyncio.create_task(driver.sync("RUNNING", wait_s=60))
+    await settled(waits, 1)
+    await commands.post(f"/v1/jobs/{job['id']}/{command}", {"workers": 8} if command == "scale" else {})
+    async with asyncio.timeout(15):  # a call that was not woken would be held for 20 s
+        reply = await held
+    assert (reply["workers"], reply["cancel"]) == ((8, "no") if command == "scale" else (4, "drain"))
+
+
+async def test_a_held_call_ends_when_its_driver_calls_again(world: World) -> None:
+    _, driver = await world.running()
+    first = asyncio.create_task(driver.sync("RUNNING", wait_s=60))
+    await settled(world, 1)
+    second = asyncio.create_task(driver.sync("RUNNING", wait_s=60))
+    async with asyncio.timeout(15):
+        await first
+    assert world.plane.attempts.held == 1
+    world.plane.wakeups.close()
+    async with asyncio.timeout(15):
+        await second
+    assert world.plane.wakeups.waiting == 0
+
+
+async def test_a_held_call_of_an_attempt_that_is_replaced_is_fenced(world: World) -> None:
+    job, driver = await world.running()
+    held = asyncio.create_task(driver.post("RUNNING", wait_s=60))
+    await settled(world, 1)
+    world.clock.turn(31)
+    world.ray.jobs.clear()
+    await world.rounds(2)
+    async with asyncio.timeout(15):
+        answer = await held
+    assert (answer.status_code, answer.json()["code"]) == (409, "fenced")
+    assert (await world.job(job["id"]))["attempts"] == 2
+
+
+async def test_events_are_followed_to_the_end(pair: tuple[World, World]) -> None:
+    follows, acts = pair
+    job = await acts.submit()
+    stream = asyncio.create_task(follows.http.get(f"/v1/jobs/{job['id']}/events", headers=STREAM))
+    await settled(follows, 1)
+    await acts.rounds()
+    driver = acts.driver()
+    await driver.sync("RUNNING", events=[driver.event("attempt.started")])
+    await driver.sync("SUCCEEDED", events=[driver.event("training.finished")])
+    async with asyncio.timeout(HANG):
+        answer = await stream
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *items, end = events_of(answer.text)
+    listed = (await acts.get(f"/v1/jobs/{job['id']}/events"))["items"]
+    assert [json.loads(data) for _, _, data in items] == listed
+    assert [int(cursor) for cursor, _, _ in items] == [event["id"] for event in listed]
+    assert end == (str(listed[-1]["id"]), "end", "{}")
+
+
+async def test_a_stream_goes_on_where_it_was_cut(world: World) -> None:
+    job, driver = await world.running()
+    await driver.sync("RUNNING", metrics=[driver.metric(step) for step in range(1, 6)])
+    await driver.sync("SUCCEEDED")
+    path = f"/v1/jobs/{job['id']}/metrics"
+    answer = await world.http.get(path, params={"after": 1}, headers={**STREAM, "Last-Event-ID": "3"})
+    assert [cursor for cursor, kind, _ in events_of(answer.text) if kind == "message"] == ["4", "5"]
+    answer = await world.http.get(path, params={"after": 1, "limit": 2}, headers=STREAM)
+    assert [cursor for cursor, kind, _ in events_of(answer.text) if kind == "message"] == ["2", "3", "4", "5"]
+
+
+async def test_a_log_is_followed_by_whole_lines(world: World) -> None:
+    job, driver = await world.running()
+    path = Path(job["run_dir"], "logs", "attempt-1", "driver.log")
+    path.parent.mkdir(parents=True)
+    path.write_text("zero\none\ntw")
+    stream = asyncio.create_task(world.http.get(f"/v1/jobs/{job['id']}/logs", params={"tail": 2}, headers=STREAM))
+    await settled(world, 1)
+    with path.open("a") as log:
+        log.write("o\nthree")
+    await driver.sync("SUCCEEDED")
+    async with asyncio.timeout(HANG):
+        answer = await stream
+    lines = [data for _, kind, data in events_of(answer.text) if kind == "message"]
+    assert lines == ["one", "two", "three"]
+
+
+async def test_the_end_of_the_service_ends_all_waits(world: World) -> None:
+    job, driver = await world.running()
+    path = Path(job["run_dir"], "logs", "attempt-1", "driver.log")
+    path.parent.mkdir(parents=True)
+    path.write_text("a line\n")
+    waiting: list[asyncio.Task[httpx.Response]] = [asyncio.create_task(driver.post("RUNNING", wait_s=60))]
+    waiting += [
+        asyncio.create_task(world.http.get(f"/v1/jobs/{job['id']}/{what}", headers=STREAM))
+        for what in ("events", "metrics", "logs")
+    ]
+    await settled(world, 4)
+    world.plane.wakeups.close()
+    async with asyncio.timeout(15):
+        answers = await asyncio.gather(*waiting)
+    assert [answer.status_code for answer in answers] == [200] * 4
+    assert not any("event: end" in answer.text for answer in answers[1:]), "the jobs are not over"
+
+
+async def test_the_supervisor_runs_by_itself(world: World) -> None:
+    async with supervised(world):
+        await world.submit()
+        await until(lambda: bool(world.ray.submissions))
+        await world.driver().sync("RUNNING")
+        assert (await world.get("/healthz"))["status"] == "ok"
+
+
+async def test_health_tells_of_a_supervisor_that_died(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken() -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(world.plane.supervisor, "round", broken)
+    async with supervised(world):
+        async with asyncio.timeout(HANG):
+            while (answer := await world.http.get("/healthz")).status_code == 200:
+                await asyncio.sleep(0.01)
+    assert "a bug" in answer.json()["detail"]

@@ -1,4 +1,4 @@
-"""Where Rubato lives on this machine and where its control plane answers: the one reader of the environment here."""
+"""Where Rubato lives on this machine, and where its control plane answers."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def list_jobs(
         print_json(page)
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("NAME", "STATE", "STEP", "LOSS", "TOKENS/S", "WORKERS", "LAYOUT", "AGE", "ID"):
+    for column in ("NAME", "STATE", "STEP", "LOSS", "TOK/S", "WORKERS", "LAYOUT", "AGE", "ID"):
         table.add_column(column, no_wrap=True)
     for job in page.items:
         table.add_row(
@@ -124,7 +124,7 @@ def _fields(job: Job) -> list[tuple[str, str]]:
         ("speed", f"{text.short(progress.tokens_per_s)} tokens/s, MFU {text.percent(progress.mfu)}"),
         ("left", text.duration(progress.eta_s)),
         ("workers", f"{text.workers(job)} (min {job.workers.min}, max {job.workers.max}) {members}"),
-        ("layout", f"{text.layout(job.layout)} (data x pipeline x tensor), generation {job.generation}"),
+        ("layout", f"{text.layout(job.layout)} (data × pipeline × tensor), generation {job.generation}"),
         ("attempts", f"{job.attempts}, restarts: {counted}"),
         ("goodput", f"{text.percent(goodput.ratio)}, {text.duration(goodput.training_s)} of training"),
         ("created", f"{text.age(job.created_at)} ago"),

@@ -92,7 +92,7 @@ def _speed(job: Job, newest: Metric | None) -> str:
 def _layout(job: Job) -> str:
     restarts = sum(job.restarts.model_dump().values())
     return (
-        f"data x pipeline x tensor = {text.layout(job.layout)}, {text.workers(job)} workers "
+        f"data × pipeline × tensor = {text.layout(job.layout)}, {text.workers(job)} workers "
         f"({job.workers.min} to {job.workers.max}), generation {job.generation}, restarts {restarts}"
     )
 

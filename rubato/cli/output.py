@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -14,12 +15,16 @@ from rich.console import Console
 from rubato.problems import RubatoError
 from rubato.resources import Problem
 
+_UNCUT = 500
+
 DONE, JOB_FAILED, REFUSED, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 130
 
 
 def console() -> Console:
     """Where results go. Made anew each time, so that it follows a stdout that was replaced."""
-    return Console(highlight=False, markup=False, emoji=False)
+    # A pipe has no width: nothing is cut off for whoever reads from it.
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _UNCUT
+    return Console(highlight=False, markup=False, emoji=False, width=width)
 
 
 def note(text: str) -> None:

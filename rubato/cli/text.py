@@ -65,8 +65,8 @@ def clock(at: datetime) -> str:
 
 
 def layout(view: LayoutView | None) -> str:
-    """data x pipeline x tensor."""
-    return NOTHING if view is None else f"{view.data} x {view.pipeline} x {view.tensor}"
+    """data × pipeline × tensor."""
+    return NOTHING if view is None else f"{view.data}×{view.pipeline}×{view.tensor}"
 
 
 def workers(job: Job) -> str:

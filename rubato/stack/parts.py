@@ -98,6 +98,7 @@ def start_ray(home: Path, record: StackRecord) -> Child:
         # Ray's name for single-machine mode. Without it the loopback address is replaced with the machine's own,
         # and who can reach Ray can run code on it.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # the whole cluster ends, there is nowhere to drain to
         "SPT_NOENV": "1",  # workers rename themselves; this keeps them from overwriting the mark in their environment
     }
     return _start("Ray", command, environment, ray_log(home), record)

@@ -166,8 +166,8 @@ def test_a_refusal_of_the_control_plane_ends_2(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["list"], ["demo", "RUNNING", "3/10", "5.1000", "900", "1 x 2 x 2", "j1"]),
-        (["show", "demo"], ["RUNNING: training at 4 workers", "3 of 10", "4 (min 4, max 8)", "1 x 2 x 2"]),
+        (["list"], ["demo", "RUNNING", "3/10", "5.1000", "900", "1×2×2", "j1"]),
+        (["show", "demo"], ["RUNNING: training at 4 workers", "3 of 10", "4 (min 4, max 8)", "1×2×2"]),
         (["scale", "demo", "8"], ["demo goes to 8 workers", "o1"]),
         (["scale", "demo", "8", "--wait"], ["scale DONE", "accepted"]),
         (["cancel", "demo", "--force"], ["being cancelled"]),

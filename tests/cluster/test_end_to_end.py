@@ -1,0 +1,157 @@
+"""A job from submit to cancel through the command line: scaled, robbed of a worker, and left without control plane."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from stacks import Stack, stack
+
+from rubato.client import Client
+from rubato.problems import RubatoError
+from rubato.resources import Event, Job
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+PATIENCE_S = 150.0
+
+SPEC: dict[str, Any] = {
+    "name": "end-to-end",
+    "model": {"preset": "tiny"},
+    "data": {"train": {"builtin": "python-stdlib"}, "sequence_length": 64},
+    "train": {"steps": 1_000_000, "global_batch": 8},
+    "parallelism": {"tensor": 2, "pipeline": 2},
+    "workers": {"min": 4, "max": 8},
+    "checkpoint": {"every": 100_000},
+}
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[Stack]:
+    with stack(tmp_path / "home", cpus=8) as made:
+        yield made
+
+
+def test_scaled_robbed_and_left_alone(up: Stack, tmp_path: Path) -> None:
+    file = tmp_path / "spec.json"
+    file.write_text(json.dumps(SPEC))
+    submitted = up.done("submit", "-f", file, "--idempotency-key", "once")
+    job_id = submitted["id"]
+    assert up.done("submit", "-f", file, "--idempotency-key", "once")["id"] == job_id
+    with up.client() as client:
+        _trains(client, job_id, workers=4)
+        _an_impossible_size_is_refused_with_the_nearest(up)
+        _scales(up, client, job_id, 8)
+        _a_worker_is_killed_and_comes_back(client, job_id)
+        _the_control_plane_is_killed_and_comes_back(up, client, job_id)
+        _scales(up, client, job_id, 4)
+        _is_cancelled_with_a_checkpoint(up, client, job_id)
+
+
+def _trains(client: Client, job_id: str, workers: int) -> Job:
+    return _until(client, job_id, lambda job: job.workers.observed == workers and job.progress.step >= 3)
+
+
+def _until(client: Client, job_id: str, seen: Callable[[Job], Any]) -> Job:
+    """The job once it is as wanted. Fails with what its driver said when it is not in time."""
+    deadline = time.monotonic() + PATIENCE_S
+    job = client.job(job_id)
+    while not seen(job):
+        assert not job.state.terminal, f"{job.reason}\n{client.logs(job_id)[-3000:]}"
+        if time.monotonic() > deadline:
+            pytest.fail(f"not as wanted within {PATIENCE_S:g} s: {job}\n{client.logs(job_id)[-3000:]}")
+        time.sleep(0.2)
+        job = client.job(job_id)
+    return job
+
+
+def _an_impossible_size_is_refused_with_the_nearest(up: Stack) -> None:
+    refused = up.run("scale", "end-to-end", 5)
+    assert (refused.code, refused.problem["code"]) == (2, "impossible_size")
+    assert "4 or 8" in refused.problem["errors"][0]["fix"]
+
+
+def _scales(up: Stack, client: Client, job_id: str, workers: int) -> None:
+    operation = up.done("scale", "end-to-end", workers, "--wait")
+    assert operation["state"] == "DONE", operation
+    names = [phase["name"] for phase in operation["phases"]]
+    assert names[0] == "accepted"
+    assert "regrouping" in names
+    job = _until(client, job_id, lambda job: job.workers.observed == workers and job.state == "RUNNING")
+    assert job.layout
+    assert (job.layout.data, job.layout.pipeline, job.layout.tensor) == (workers // 4, 2, 2)
+    shown = up.done("show", "end-to-end")
+    assert shown["workers"]["desired"] == workers
+    assert sorted(member["rank"] for member in shown["workers"]["members"]) == list(range(workers))
+
+
+def _a_worker_is_killed_and_comes_back(client: Client, job_id: str) -> None:
+    events = list(client.events(job_id))
+    victim = next(member for member in client.job(job_id).workers.members if member.rank == 0)
+    assert victim.pid
+    os.kill(victim.pid, signal.SIGKILL)
+    after: list[Event] = []
+
+    def back(job: Job) -> bool:
+        after[:] = client.events(job_id, after=events[-1].id)
+        return job.restarts.hardware == 1 and _formed(after)[-1:] == [8] and job.workers.observed == 8
+
+    job = _until(client, job_id, back)
+    kinds = [event.kind for event in after]
+    assert "worker.lost" in kinds
+    assert next(event for event in after if event.kind == "worker.lost").data["pid"] == victim.pid
+    assert _formed(after)[0] == 4, "the others did not go on in the meantime"
+    assert job.attempts == 1
+
+
+def _formed(events: list[Event]) -> list[int]:
+    return [event.data["workers"] for event in events if event.kind == "generation.formed"]
+
+
+def _the_control_plane_is_killed_and_comes_back(up: Stack, client: Client, job_id: str) -> None:
+    before, events = client.job(job_id), list(client.events(job_id))
+    steps = [metric.step for metric in client.metrics(job_id)]
+    identity = up.record.control_plane
+    assert identity
+    control_plane = psutil.Process(identity.pid)
+    control_plane.kill()
+    psutil.wait_procs([control_plane], timeout=10)
+    with pytest.raises(RubatoError, match="cannot reach"):
+        client.job(job_id)
+    told = Path(before.run_dir) / "metrics.jsonl"
+    size = told.stat().st_size
+    deadline = time.monotonic() + PATIENCE_S
+    while told.stat().st_size < size + 2000:  # several steps, made while nobody commanded
+        assert time.monotonic() < deadline, "training did not go on without the control plane"
+        time.sleep(0.2)
+    up.done("up")
+    job = _until(client, job_id, lambda job: job.progress.step > before.progress.step and job.state == "RUNNING")
+    assert (job.attempts, job.restarts, job.workers.observed) == (before.attempts, before.restarts, 8)
+    assert job.state == "RUNNING"
+    assert list(client.events(job_id))[: len(events)] == events
+    now = [metric.step for metric in client.metrics(job_id)]
+    assert now == list(range(1, len(now) + 1))
+    assert len(now) > len(steps)
+
+
+def _is_cancelled_with_a_checkpoint(up: Stack, client: Client, job_id: str) -> None:
+    operation = up.done("cancel", "end-to-end", "--wait")
+    assert operation["state"] == "DONE", operation
+    job = client.wait(job_id)
+    assert (job.state, job.reason.actor) == ("CANCELLED", "user")
+    (checkpoint,) = up.done("checkpoints", "end-to-end")["items"]
+    assert checkpoint["verified"]
+    assert checkpoint["step"] == job.progress.step
+    followed = up.run("metrics", "end-to-end", "-f")
+    steps = [json.loads(line)["step"] for line in followed.out.splitlines()]
+    assert steps == list(range(1, job.progress.step + 1))
+    kinds = [json.loads(line)["kind"] for line in up.run("events", "end-to-end", "-f").out.splitlines()]
+    assert kinds[0] == "job.queued"
+    assert kinds.count("attempt.started") == 1

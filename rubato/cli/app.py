@@ -17,7 +17,6 @@ from rubato.problems import RubatoError
 app = typer.Typer(
     name="rubato",
     help="Elastic training of large language models on Ray.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -62,7 +61,7 @@ def run(arguments: Sequence[str]) -> int:
     """Runs one command line and returns its exit code."""
     as_json = "--json" in arguments
     try:
-        code = app(list(arguments), prog_name="rubato", standalone_mode=False)
+        code = app(list(arguments) or ["--help"], prog_name="rubato", standalone_mode=False)
     except RubatoError as error:
         print_error(error, as_json)
         return exit_code(error)
@@ -82,4 +81,9 @@ def run(arguments: Sequence[str]) -> int:
 def _usage(error: typer.TyperException) -> RubatoError:
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "rubato"
-    return RubatoError(error.format_message(), fix=f"see `{command} --help`", code="wrong_usage", status=400)
+    return RubatoError(
+        error.format_message().replace("Value error, ", ""),
+        fix=f"see `{command} --help`",
+        code="wrong_usage",
+        status=400,
+    )

@@ -133,6 +133,16 @@ def test_wrong_usage_ends_2(run: Run, capsys: pytest.CaptureFixture[str]) -> Non
     assert found["code"] == "wrong_usage"
     assert run("logs", "demo", "--rank", "1", "--driver") == 2
     assert run("sing") == 2
+    capsys.readouterr()
+    assert run("list", "--state", "sleepy") == 2
+    assert "error: Invalid value for '--state': 'sleepy' is not one of 'queued', " in capsys.readouterr().err
+
+
+def test_nothing_is_answered_with_the_help(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run() == 0
+    printed = capsys.readouterr()
+    assert "submit" in printed.out
+    assert printed.err == ""
 
 
 def test_nobody_to_reach_ends_3(run: Run, plane: ControlPlane, capsys: pytest.CaptureFixture[str]) -> None:

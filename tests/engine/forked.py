@@ -129,7 +129,15 @@ def run_ranks(size: int, function: Callable[[int, dist.Store], Any], *, seconds:
     Raises:
         RankError: with the traceback of the first rank that failed; the others are killed.
     """
-    ranks = fork_ranks(size, function)
+
+    def stay_for_all(rank: int, store: dist.Store) -> Any:
+        result = function(rank, store)
+        store.set(f"done/{rank}", "")
+        if rank == 0:  # it keeps the store
+            store.wait([f"done/{other}" for other in range(size)])
+        return result
+
+    ranks = fork_ranks(size, stay_for_all)
     try:
         wait(ranks, lambda: all(rank.ended for rank in ranks) or any(map(_failed, ranks)), seconds)
         if any(map(_failed, ranks)):

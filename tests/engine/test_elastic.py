@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from rubato.layout import Layout
 from rubato.spec import JobSpec
@@ -25,13 +27,18 @@ from workers.driver.rendezvous.client import RendezvousMembership
 from workers.driver.rendezvous.policy import Patience, Policy
 from workers.driver.rendezvous.protocol import Hello
 from workers.driver.rendezvous.server import Rendezvous
-from workers.engine.device import Device
+from workers.engine.data import Sampler
+from workers.engine.device import Device, GlooGroup
 from workers.engine.mesh import ReplicaMesh
 from workers.engine.run import RunDirectory
 from workers.engine.train import TrainResult, train
 
 STEPS = 24
-SHAPES = [{"pipeline": 2, "tensor": 1}, {"pipeline": 1, "tensor": 2}]
+SHAPES = [{"pipeline": 2, "tensor": 1, "micro_batch": 2}, {"pipeline": 1, "tensor": 2, "micro_batch": 4}]
+
+GATES = range(3, STEPS, 2)
+
+Sabotage = Callable[[str, int], None]
 
 
 class Ear:
@@ -47,7 +54,7 @@ class Ear:
         self.tell(topic, record=record)
 
     def generation_formed(self, formed: Any) -> None:
-        self.tell("formed", replicas=formed.replicas, step=formed.step, source=formed.source)
+        self.tell("formed", replicas=formed.replicas, step=formed.step, healed=formed.healed)
 
     def all_done(self) -> None:
         self.tell("done")
@@ -87,20 +94,57 @@ def serve(commands: int, writer: int, tensor: int, size: int) -> None:
     asyncio.run(main())
 
 
+class Gates:
+    """Steps that no worker begins before the test opens the way, so that nobody is done before all has happened."""
+
+    def __init__(self) -> None:
+        self._closed = {step: os.pipe() for step in GATES}
+        self._readers = {step: reader for step, (reader, _) in self._closed.items()}
+
+    def pass_through(self) -> None:
+        """To be called in a fork: makes its sampler wait at closed gates."""
+        for _, writer in self._closed.values():
+            os.close(writer)
+        batch, readers = Sampler.batch, self._readers
+
+        def waiting(self: Sampler, step: int, samples: range) -> tuple[Tensor, Tensor]:
+            if step in readers:
+                os.read(readers[step], 1)  # returns once the last writer is closed
+            return batch(self, step, samples)
+
+        Sampler.batch = waiting  # type: ignore[method-assign]
+
+    def open_next(self) -> None:
+        step = min(self._closed)
+        os.close(self._closed.pop(step)[1])
+
+    def open_all(self) -> None:
+        while self._closed:
+            self.open_next()
+
+    def close(self) -> None:
+        self.open_all()
+        for reader in self._readers.values():
+            os.close(reader)
+
+
 @dataclass
 class Job:
     """A job under test: its rendezvous, its replicas, and what has been heard of it."""
 
     spec: JobSpec
     run: Path
+    sabotage: Sabotage = lambda replica, rank: None
 
     def __post_init__(self) -> None:
         reader, writer = os.pipe()
         commands, self._commands = os.pipe()
+        self.gates = Gates()
         shape = self.spec.parallelism
 
         def rendezvous() -> None:
             os.close(self._commands)
+            self.gates.pass_through()
             serve(commands, writer, shape.tensor, shape.replica_size)
 
         self.server = Rank("rendezvous", rendezvous)
@@ -123,6 +167,9 @@ class Job:
 
         def work(rank: int, store: dist.Store) -> TrainResult:
             torch.set_default_dtype(torch.float64)
+            os.close(self._commands)
+            self.gates.pass_through()
+            self.sabotage(replica, rank)
             shape = self.spec.parallelism
             start_group(store, "replica", rank, shape.replica_size)
             mesh = ReplicaMesh.of_default_group(shape, Device.of_rank(0, gpu=False), TIMEOUT)
@@ -188,6 +235,25 @@ class Job:
     def formed_with(self, replicas: int) -> Callable[[], bool]:
         return lambda: bool(self.all("formed")) and len(self.all("formed")[-1]["replicas"]) == replicas
 
+    def let_in(self, replicas: int) -> None:
+        """Lets the workers that train go on until they are ``replicas``, but no further than they must."""
+        formed = self.formed_with(replicas)
+        while not formed():
+            self.until(lambda: formed() or self._asked_to_leave())
+            if not formed():
+                before = len(self.all("formed"))
+                self.gates.open_next()
+                self.until(lambda before=before: len(self.all("formed")) > before)
+
+    def _asked_to_leave(self) -> bool:
+        latest = [each["kind"] for each in self.heard if each["kind"] in ("formed", "boundary_asked")]
+        return latest[-1:] == ["boundary_asked"]
+
+    def finish(self) -> None:
+        """Lets the job run to its end."""
+        self.gates.open_all()
+        self.until(lambda: bool(self.all("done")))
+
     def kill_one(self, replica: str, place: int) -> None:
         """SIGKILL for one worker; its mates must end by themselves."""
         ranks = self.replicas[replica]
@@ -196,6 +262,7 @@ class Job:
 
     def close(self) -> None:
         end_all([*self.ranks, self.server])
+        self.gates.close()
         os.close(self._commands)
         os.close(self._reader)
 
@@ -209,7 +276,7 @@ def spec_of(corpus: Path, shape: dict[str, int]) -> JobSpec:
     size = shape["pipeline"] * shape["tensor"]
     return tiny_spec(
         corpus,
-        parallelism={**shape, "micro_batch": 2},
+        parallelism=shape,
         train={"steps": STEPS, "global_batch": 12},
         checkpoint={"every": 4, "keep_last": 2},
         workers={"min": size, "max": 3 * size},
@@ -219,7 +286,7 @@ def spec_of(corpus: Path, shape: dict[str, int]) -> JobSpec:
 @pytest.fixture(scope="module")
 def reference(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("reference")
-    spec = spec_of(corpus, {"pipeline": 1, "tensor": 1})
+    spec = spec_of(corpus, {"pipeline": 1, "tensor": 1, "micro_batch": 4})
     return in_one_process(lambda: train_at(Layout(1, 1, 1), spec, folder))
 
 
@@ -247,17 +314,18 @@ def test_grow_lose_and_shrink(job: Job, reference: list[dict[str, Any]]) -> None
     job.want("a", "b", "c")
     job.start("b")
     job.start("c")
-    job.until(job.formed_with(3))
+    job.let_in(3)
     for _ in range(2):
         job.reach(job.step + 1)
         threading.Event().wait(chance.uniform(0, 0.05))  # somewhere in a step
         victim = chance.choice("abc")
         job.kill_one(victim, chance.randrange(job.spec.parallelism.replica_size))
+        job.gates.open_next()
         job.until(job.formed_with(2))
         job.start(victim)
-        job.until(job.formed_with(3))
+        job.let_in(3)
     job.want("b")
-    job.until(lambda: bool(job.all("done")))
+    job.finish()
     everybody = job.replicas["a"] + job.replicas["b"] + job.replicas["c"]
     wait(everybody, lambda: all(rank.ended for rank in everybody), 30)
     assert [rank.result().finished for rank in job.replicas["b"]] == [True, True]
@@ -268,14 +336,81 @@ def test_everybody_dies_and_the_newest_checkpoint_is_loaded(job: Job, reference:
     job.want("a", "b")
     job.start("a")
     job.start("b")
-    job.reach(6)
+    job.gates.open_next()
+    job.reach(5)  # and no further
     for rank in job.ranks:
         rank.kill()
     wait(job.ranks, lambda: all(rank.ended for rank in job.ranks), 30)
-    reached = job.step
     job.want("a")
     job.start("a")
-    job.until(lambda: bool(job.all("done")))
+    job.finish()
     restored = [each["record"]["data"]["step"] for each in job.all("event") if "restored" in each["record"]["kind"]]
-    assert restored == [reached - reached % 4]
+    assert restored == [4]
     assert_same_curve(job, reference)
+
+
+def test_two_replicas_die_at_once(job: Job, reference: list[dict[str, Any]]) -> None:
+    job.want("a", "b", "c")
+    for replica in "abc":
+        job.start(replica)
+    job.reach(2)
+    for replica in "ac":
+        job.replicas[replica][-1].kill()
+    lost = job.replicas["a"] + job.replicas["c"]
+    job.gates.open_next()
+    wait(lost, lambda: all(rank.ended for rank in lost), 30)
+    job.until(lambda: job.all("formed")[-1]["replicas"] == ["b"])
+    job.start("a")
+    job.let_in(2)
+    assert job.all("formed")[-1]["replicas"] == ["b", "a"]
+    job.finish()
+    assert_same_curve(job, reference)
+
+
+class Lost(NamedTuple):
+    """The ``call``-th reduction of a kind that fails at the workers ``ranks`` of replica b, though it went through."""
+
+    operation: str
+    call: int
+    ranks: set[int]
+    goes_on_from: int
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        # The gradients of step 6 are summed everywhere, but b does not know: all have 5 steps and repeat the sixth.
+        Lost("SUM", 6, {0, 1}, 5),
+        Lost("SUM", 6, {1}, 5),
+        # Step 6 is committed, but b does not know: a has taken it, b catches up with the gradients it holds.
+        Lost("MAX", 6, {0, 1}, 6),
+        Lost("MAX", 6, {0}, 6),
+    ],
+    ids=lambda lost: f"{lost.operation}-{len(lost.ranks)}",
+)
+def test_step_is_whole_when_it_fails_between_two_calls(
+    lost: Lost, corpus: Path, reference: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    def sabotage(replica: str, rank: int) -> None:
+        if replica != "b" or rank not in lost.ranks:
+            return
+        reduce, calls = GlooGroup.all_reduce, itertools.count(1)
+
+        def failing(self: GlooGroup, tensors: Sequence[Tensor], operation: Any) -> None:
+            reduce(self, tensors, operation)
+            if operation == getattr(dist.ReduceOp, lost.operation) and next(calls) == lost.call:
+                raise RuntimeError("the test says that this failed")
+
+        GlooGroup.all_reduce = failing  # type: ignore[method-assign]
+
+    job = Job(spec_of(corpus, SHAPES[0]), tmp_path, sabotage)
+    try:
+        job.want("a", "b")
+        job.start("a")
+        job.start("b")
+        job.finish()
+        first, second = job.all("formed")
+        assert (first["step"], second["step"], second["healed"]) == (None, lost.goes_on_from, [])
+        assert_same_curve(job, reference)
+    finally:
+        job.close()

@@ -12,6 +12,7 @@ import os
 import queue
 import socket
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-_WAIT_SLICE = timedelta(milliseconds=50)
+# A store cannot be waited for and interrupted at once, so it is asked again and again.
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,10 @@ class BreakableGroup(ABC):
         self._run([lambda tensor=tensor: self._group.broadcast([tensor], options) for tensor in tensors])
 
     def abort(self) -> None:
-        """Makes the current call and all later ones fail, here and at the other members. From any thread."""
+        """Makes the current call and all later ones fail, and those of members that wait for this one.
+
+        From any thread.
+        """
         self._aborted.set()
         self._disconnect()
         self._news.put(None)
@@ -235,16 +240,14 @@ class _InterruptibleStore(dist.Store):
         return self._store.check(keys)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        left = self._store.timeout if timeout is None else timeout
-        while True:
-            if self._interrupted.is_set():
+        deadline = time.monotonic() + (self._store.timeout if timeout is None else timeout).total_seconds()
+        pause = _SHORTEST_PAUSE_S
+        while not self._store.check(keys):
+            if self._interrupted.wait(pause):
                 raise RuntimeError("the group was aborted while it formed")
-            try:
-                return self._store.wait(keys, min(left, _WAIT_SLICE))
-            except dist.DistStoreError:
-                left -= _WAIT_SLICE
-                if left <= timedelta(0):
-                    raise
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"a member did not come while the group formed; missing: {', '.join(keys)}")
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
 @dataclass(frozen=True)

@@ -160,9 +160,8 @@ class AsyncClient:
         gap = Gap(self.url, patience_s, notice)
         while True:
             try:
-                async with aclosing(self._events_of(stream, after)) as events:
+                async with aclosing(self._events_of(stream, after, gap)) as events:
                     async for event in events:
-                        gap.over()
                         if event.kind == END:
                             return
                         after = after if event.cursor is None else event.cursor
@@ -171,7 +170,9 @@ class AsyncClient:
             except httpx.TransportError as error:
                 await asyncio.sleep(gap.pause_after(error))
 
-    async def _events_of(self, stream: Stream[Reply], after: int | None) -> AsyncGenerator[ServerSentEvent, None]:
+    async def _events_of(
+        self, stream: Stream[Reply], after: int | None, gap: Gap
+    ) -> AsyncGenerator[ServerSentEvent, None]:
         async with self._http.stream(
             "GET", stream.path, params=dict(stream.query), headers=stream.headers(after), timeout=STREAM_TIMEOUT
         ) as response:
@@ -180,5 +181,6 @@ class AsyncClient:
                 raise calls.refusal(response)
             decoder = Decoder()
             async for chunk in response.aiter_bytes():
+                gap.over()
                 for event in decoder.feed(chunk):
                     yield event

@@ -87,7 +87,7 @@ class Gap:
         self._pause_s = 0.0
 
     def over(self) -> None:
-        """The stream delivers again."""
+        """The stream delivers again, if only signs of life."""
         self._since, self._pause_s = None, 0.0
 
     def pause_after(self, error: httpx.TransportError) -> float:

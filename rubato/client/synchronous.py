@@ -183,8 +183,7 @@ class Client:
         gap = Gap(self.url, patience_s, notice)
         while True:
             try:
-                for event in self._events_of(stream, after):
-                    gap.over()
+                for event in self._events_of(stream, after, gap):
                     if event.kind == END:
                         return
                     after = after if event.cursor is None else event.cursor
@@ -193,7 +192,7 @@ class Client:
             except httpx.TransportError as error:
                 time.sleep(gap.pause_after(error))
 
-    def _events_of(self, stream: Stream[Reply], after: int | None) -> Iterator[ServerSentEvent]:
+    def _events_of(self, stream: Stream[Reply], after: int | None, gap: Gap) -> Iterator[ServerSentEvent]:
         with self._http.stream(
             "GET", stream.path, params=dict(stream.query), headers=stream.headers(after), timeout=STREAM_TIMEOUT
         ) as response:
@@ -202,4 +201,5 @@ class Client:
                 raise calls.refusal(response)
             decoder = Decoder()
             for chunk in response.iter_bytes():
+                gap.over()
                 yield from decoder.feed(chunk)

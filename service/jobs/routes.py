@@ -192,4 +192,5 @@ async def _follow_log(
                 yield f"id: {offset}\nevent: end\ndata: {{}}\n\n"
                 return
             if not whole:
+                yield ": nothing new\n\n"  # or whoever follows a quiet log would take the silence for a dead line
                 await waiter.wait(_LOG_POLL)  # files tell nobody that they grow

@@ -194,6 +194,13 @@ def test_following_gives_up_when_patience_is_at_its_end() -> None:
     assert len(plane.requests) > 1
 
 
+def test_signs_of_life_restore_patience() -> None:
+    quiet = [event_stream(end="cut"), event_stream(end="breaks"), event_stream(end="cut")]
+    plane = ControlPlane({"GET /v1/jobs/demo/events SSE": [*quiet, event_stream(1)]})
+    with plane.client() as client:
+        assert [found.id for found in client.follow_events("demo", patience_s=0.0)] == [1]
+
+
 def test_following_a_job_that_does_not_exist_is_an_error_not_a_retry() -> None:
     plane = ControlPlane({"GET /v1/jobs/demo/events SSE": [problem(404, "job_not_found")]})
     with plane.client() as client, raises("job_not_found"):

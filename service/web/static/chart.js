@@ -35,8 +35,9 @@ function thin(metrics) {
 /** Where a generation began and how many replicas it had; without the name where there is no room for it. */
 function changes(metrics) {
   const began = metrics.filter((metric, place) => place > 0 && metric.generation !== metrics[place - 1].generation);
-  const room = 0.1 * metrics.length;
-  const label = (metric, place) => (place + 1 < began.length && began[place + 1].step - metric.step < room ? "" : `data ${metric.data}`);
+  const room = 0.1 * (metrics.at(-1).step - metrics[0].step);
+  const label = (metric, place) =>
+    ((began[place + 1] ?? metrics.at(-1)).step - metric.step < room ? "" : `data ${metric.data}`);
   return { step: began.map((metric) => metric.step), label: began.map(label) };
 }
 
@@ -71,7 +72,7 @@ export class Curves {
     const plot = Bokeh.Plotting.figure({
       height, sizing_mode: "stretch_width", tools: ["xpan", "xwheel_zoom", "reset"], active_scroll: null,
       toolbar_location: null, min_border_left: 52, min_border_right: 8, output_backend: "canvas",
-      outline_line_color: null, background_fill_alpha: 0, border_fill_alpha: 0,
+      outline_line_color: null,
     });
     plot.yaxes[0].ticker.desired_num_ticks = ticks;
     for (const axis of plot.axes) axis.minor_tick_line_color = null;
@@ -108,8 +109,10 @@ export class Curves {
 
   /** Gives everything the colours of the theme in force. */
   paint() {
-    const ink = colour("--muted"), line = colour("--line"), accent = colour("--accent");
+    const ink = colour("--muted"), line = colour("--line"), accent = colour("--accent"), surface = colour("--surface");
     for (const plot of this.plots) {
+      plot.background_fill_color = surface; // not transparent: what was drawn before would shine through at the edges
+      plot.border_fill_color = surface;
       for (const axis of plot.axes) {
         axis.axis_line_color = line;
         axis.major_tick_line_color = line;
@@ -127,7 +130,7 @@ export class Curves {
     this.raw.glyph.line_alpha = 0.45;
     this.mean.glyph.line_color = accent;
     this.speed.glyph.line_color = accent;
-    this.heldDots.glyph.fill_color = colour("--surface");
+    this.heldDots.glyph.fill_color = surface;
     this.heldDots.glyph.line_color = colour("--amber");
     for (const mark of this.marks) mark.glyph.line_color = colour("--violet");
     this.labels.text_color = colour("--violet");

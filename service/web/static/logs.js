@@ -15,11 +15,13 @@ function name(source, sources) {
 
 export function watchLogs(job, isOver) {
   const select = byId("log-source"), log = byId("log");
-  let complete = false;
+  let complete = false, chosen = false;
 
   async function refreshSources() {
     const { items } = await get(jobPath(job, "/logs/sources"));
     fill(select, items.map((source) => h("option", { value: query(source) }, name(source, items))));
+    const speaking = items.find((source) => source.bytes > 0);
+    if (!chosen && speaking) select.value = query(speaking);
   }
 
   async function refresh() {
@@ -42,5 +44,5 @@ export function watchLogs(job, isOver) {
     await refresh();
     complete = over; // nobody writes any more
   }, 3000);
-  select.addEventListener("change", async () => { await refresh(); log.scrollTop = log.scrollHeight; });
+  select.addEventListener("change", async () => { chosen = true; await refresh(); log.scrollTop = log.scrollHeight; });
 }

@@ -85,7 +85,7 @@ class Line:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(10):
-            while not condition():  # noqa: ASYNC110 (conditions of all kinds)
+            while not condition():
                 await asyncio.sleep(0.01)
 
 

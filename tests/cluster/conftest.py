@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rubato.stack import parts, ports, processes
@@ -32,6 +33,24 @@ class RayHead:
     address: str
     dashboard: str
     cpus: int
+    temp_dir: Path
+
+    def actors(self) -> list[str]:
+        """What runs on it: the titles that Ray gives to its processes at work."""
+        titles = []
+        for process in processes.family([], self.temp_dir):
+            try:
+                titles.append(" ".join(process.cmdline()))
+            except psutil.NoSuchProcess:
+                continue
+        return [title for title in titles if title.startswith("ray::") and not title.startswith("ray::IDLE")]
+
+    def wait_until_idle(self, timeout: float = 30.0) -> None:
+        """Returns once no worker, controller or helper of a job is left."""
+        deadline = time.monotonic() + timeout
+        while left := self.actors():
+            assert time.monotonic() < deadline, f"still there after {timeout:g} s: {left}"
+            time.sleep(0.2)
 
 
 @pytest.fixture(scope="session")
@@ -50,7 +69,7 @@ def ray_head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayHead]:
     child = parts.start_ray(home, record)
     try:
         _wait_until_ready(f"{record.urls['dashboard']}/api/version", child)
-        yield RayHead(f"{ports.HOST}:{chosen['gcs']}", record.urls["dashboard"], CPUS)
+        yield RayHead(f"{ports.HOST}:{chosen['gcs']}", record.urls["dashboard"], CPUS, record.temp_dir)
     finally:
         processes.end_family([child.identity] if child.process.poll() is None else [], record.temp_dir, 15.0)
         child.process.wait()

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 from control_plane import TOKEN, ControlPlane
 
@@ -30,7 +29,7 @@ SPEC: dict[str, Any] = {
     "model": {"family": "llama", "preset": "tiny"},
     "data": {"train": {"builtin": "python-stdlib"}, "sequence_length": 64},
     "train": {"steps": STEPS, "global_batch": 8},
-    "optimizer": {"lr": 3e-3},
+    "optimizer": {"lr": 1e-3},  # at 3e-3 mere rounding grows to 1e-2 over so many steps
     "parallelism": {"tensor": 2, "pipeline": 2, "micro_batch": 2},
     "workers": {"min": 4, "max": 8},
     "checkpoint": {"every": 20, "keep_last": 2},
@@ -183,4 +182,4 @@ def test_what_cannot_be_placed_waits_without_disturbing_and_a_drain_saves(ray_he
     assert saved.data["step"] == control.step
     phases = [event.phase for event in control.events if event.operation == "op-cancel"]
     assert phases == ["accepted", "saving", "done"]
-    assert not [process for process in psutil.process_iter() if any("rubato" in part for part in [])]
+    ray_head.wait_until_idle()

@@ -17,6 +17,8 @@ from stacks import Stack, stack
 from rubato.client import Client
 from rubato.problems import RubatoError
 from rubato.resources import Event, Job
+from rubato.stack.ports import is_free
+from rubato.stack.processes import family
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -53,6 +55,7 @@ def test_scaled_robbed_and_left_alone(up: Stack, tmp_path: Path) -> None:
         _the_control_plane_is_killed_and_comes_back(up, client, job_id)
         _scales(up, client, job_id, 4)
         _is_cancelled_with_a_checkpoint(up, client, job_id)
+        _goes_down_with_a_job_on_it(up, client, up.done("submit", "-f", file)["id"])
 
 
 def _trains(client: Client, job_id: str, workers: int) -> Job:
@@ -155,3 +158,14 @@ def _is_cancelled_with_a_checkpoint(up: Stack, client: Client, job_id: str) -> N
     kinds = [json.loads(line)["kind"] for line in up.run("events", "end-to-end", "-f").out.splitlines()]
     assert kinds[0] == "job.queued"
     assert kinds.count("attempt.started") == 1
+
+
+def _goes_down_with_a_job_on_it(up: Stack, client: Client, job_id: str) -> None:
+    job = _until(client, job_id, lambda job: any(member.pid for member in job.workers.members))
+    record, started = up.record, up.processes()
+    workers = {member.pid for member in job.workers.members if member.pid}
+    assert workers <= {process.pid for process in started}
+    assert up.done("down")["state"] == "down"
+    assert [process for process in started if process.is_running() and process.status() != "zombie"] == []
+    assert family([record.ray, record.control_plane], record.temp_dir) == set()
+    assert [port for port in record.ports.values() if not is_free(port)] == []

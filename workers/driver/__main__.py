@@ -46,7 +46,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log.exception("this attempt cannot begin")
         return asyncio.run(_refuse(run, options, str(error)))
     outcome = asyncio.run(_drive(run, spec, options))
-    ray.shutdown()
     return {None: FENCED, DriverState.FAILED: 1}.get(outcome.state, 0)
 
 
@@ -99,6 +98,7 @@ async def _drive(run: RunDirectory, spec: JobSpec, options: argparse.Namespace) 
         loop.add_signal_handler(number, driver.drain, f"the driver was told to end ({number.name})")
     outcome = await driver.run()
     log.info("%s: %s", outcome.state or "FENCED", outcome.message)
+    ray.shutdown()  # ends what is left, before patience with the control plane keeps it waiting
     await driver.tell_end()
     return outcome
 

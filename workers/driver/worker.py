@@ -68,7 +68,7 @@ def _train(spec: JobSpec, assignment: Assignment, mesh: ReplicaMesh, membership:
         return False
     except Exception as error:
         log.exception("this worker cannot go on")
-        fault, cause = _blame(error)
+        fault, cause = blame(error)
         membership.crashed(fault, cause)
         membership.close(goodbye=False)
         _exit()
@@ -76,7 +76,8 @@ def _train(spec: JobSpec, assignment: Assignment, mesh: ReplicaMesh, membership:
     return True
 
 
-def _blame(error: Exception) -> tuple[Literal["program", "replica"], str]:
+def blame(error: Exception) -> tuple[Literal["program", "replica"], str]:
+    """Whether an error came of a mate that is gone, as far as it can be told, and the error in a line."""
     last = traceback.format_exception_only(error)[-1].strip()
     if isinstance(error, RendezvousLostError | dist.DistError):
         return "replica", last

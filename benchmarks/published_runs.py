@@ -33,21 +33,23 @@ RECOMPUTE: dict[str, Recompute] = {
     "selective-attention": "selective",
 }
 
+SIZES = ("layers", "hidden", "heads", "ffn_hidden", "vocab", "seq_len")
+DEGREES = ("num_gpus", "tp", "pp", "dp", "micro_batch", "global_batch")
+
 PRECISIONS = {"fp16": FP16, "bf16": BF16, "fp32": FP32}
 
 # Bytes a second each way and GPU, where it is documented that a machine differs from what its GPU is usually sold with.
 # Jean Zay (BigScience): four 100 Gb/s Omni-Path links for eight GPUs.
 NETWORKS = {"bigscience": 6.25e9}
 
-# Fused attention by the documented software of the time: llm-foundry's table is from the days of FlashAttention 1
-# (triton); NeMo and Megatron on Hopper run cuDNN's kernels through Transformer Engine. Others: FlashAttention 2.
-FUSED: dict[str, Attention] = {"llm-foundry": "flash1", "NeMo Automodel": "native", "NeMo": "native"}
-
-# Trainers that recompute by a function of their own, which runs a layer's forward to its end; others use PyTorch's.
-OWN_CHECKPOINT = {"Megatron-LM", "Megatron-DeepSpeed", "DeepSpeed ZeRO-3", "NeMo", "nanotron"}
-
+# Kernels by the documented software of the time. Trainers are named by how their names begin.
+# Fused attention: llm-foundry's table is from the days of FlashAttention 1 (triton); NeMo and Megatron run cuDNN's, made
+# for the GPU at hand, through Transformer Engine. Others: FlashAttention 2.
+FUSED: dict[str, Attention] = {"llm-foundry": "flash1", "NeMo": "native", "Megatron-LM": "native"}
+# Recomputation by a function of their own, which runs a layer's forward to its end; others use PyTorch's.
+OWN_CHECKPOINT = ("Megatron", "DeepSpeed", "nanotron")
 # Trainers on Megatron's tensor parallelism of 2022 and later; its SC21 runs were before.
-OVERLAPPED = {"Megatron-LM", "NeMo", "nanotron"}
+OVERLAPPED = ("Megatron-LM", "NeMo", "nanotron")
 
 # BigScience's log dates its sections; until 25 February a PCIe/NUMA fault cost 4 to 8 %.
 FAULTY = re.compile(r"section: .* 02-(1\d|2[0-4])\b")
@@ -97,6 +99,9 @@ def read_runs(path: str | Path) -> tuple[list[Run], dict[str, int]]:
 
 def _not_modelled(row: Mapping[str, str]) -> str | None:
     """Why the planner has nothing to say about a row."""
+    missing = [name for name in (*SIZES, *DEGREES) if not row[name]]
+    if missing:
+        return f"not given: {', '.join(missing)}"
     if row["gpu"] not in catalogue():
         return f"GPU not in the catalogue: {row['gpu']}"
     if row["precision"] not in PRECISIONS:
@@ -127,7 +132,7 @@ def _run(line: int, row: Mapping[str, str]) -> Run:
     )
     card = accelerator(row["gpu"])
     network = next((rate for name, rate in NETWORKS.items() if name in row["source"]), card.network_bytes)
-    attention: Attention = "unfused" if row["attention"] == "unfused" else FUSED.get(software, "flash2")
+    fused: Attention = next((kind for name, kind in FUSED.items() if software.startswith(name)), "flash2")
     return Run(
         line=line,
         name=row["model"],
@@ -137,11 +142,11 @@ def _run(line: int, row: Mapping[str, str]) -> Run:
         layout=layout,
         cluster=Cluster(card, int(row["num_gpus"]), card.node_size, network),
         runtime=Runtime(
-            attention=attention,
+            attention="unfused" if row["attention"] == "unfused" else fused,
             precision=_precision(row["precision"], layout.zero),
             compiled=row["compiled"] == "True",
-            early_stop=software not in OWN_CHECKPOINT,
-            overlapped_tensor=software in OVERLAPPED and "SC21" not in row["source"],
+            early_stop=not software.startswith(OWN_CHECKPOINT),
+            overlapped_tensor=software.startswith(OVERLAPPED) and "SC21" not in row["source"],
             launch_blocking=row["launch_blocking"] == "True",
         ),
         measured_tokens=float(row["tokens_per_s_per_gpu"]) if row["tokens_per_s_per_gpu"] else None,

@@ -86,8 +86,11 @@ def test_rows_become_models_layouts_and_runtimes(tmp_path: Path) -> None:
     assert first.runtime.precision == FP16
     assert first.layout.stage_layers == (2, *[3] * 10, 2)  # embedding and head count as layers
     assert first.work.model.tied
+    assert first.runtime.overlapped_tensor
+    assert not first.runtime.early_stop
     assert foundry.runtime.attention == "flash1"
     assert foundry.runtime.precision == SHARDED
+    assert foundry.runtime.early_stop
     assert (faulty.faulty, healthy.faulty) == (True, False)
     assert faulty.runtime.launch_blocking
     assert faulty.runtime.precision == BF16
@@ -100,13 +103,16 @@ def test_rows_become_models_layouts_and_runtimes(tmp_path: Path) -> None:
 
 
 def test_rows_that_are_not_modelled_are_counted_by_reason(tmp_path: Path) -> None:
-    file = write(tmp_path / "runs.csv", {"gpu": "abacus"}, {"precision": "fp8"}, {"recompute": "sometimes"}, {})
+    file = write(
+        tmp_path / "runs.csv", {"gpu": "abacus"}, {"precision": "fp8"}, {"recompute": "sometimes"}, {"dp": ""}, {}
+    )
     runs, kept_out = read_runs(file)
     assert len(runs) == 1
     assert kept_out == {
         "GPU not in the catalogue: abacus": 1,
         "precision not modelled: fp8": 1,
         "recomputation not modelled: sometimes": 1,
+        "not given: dp": 1,
     }
 
 

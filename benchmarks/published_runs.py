@@ -43,8 +43,8 @@ PRECISIONS = {"fp16": FP16, "bf16": BF16, "fp32": FP32}
 NETWORKS = {"bigscience": 6.25e9}
 
 # Kernels by the documented software of the time. Trainers are named by how their names begin.
-# Fused attention: llm-foundry's table is from the days of FlashAttention 1 (triton); NeMo and Megatron run cuDNN's, made
-# for the GPU at hand, through Transformer Engine. Others: FlashAttention 2.
+# Fused attention: llm-foundry's table is from the days of FlashAttention 1 (triton); NeMo and Megatron run cuDNN's
+# through Transformer Engine, made for the GPU at hand. Others: FlashAttention 2.
 FUSED: dict[str, Attention] = {"llm-foundry": "flash1", "NeMo": "native", "Megatron-LM": "native"}
 # Recomputation by a function of their own, which runs a layer's forward to its end; others use PyTorch's.
 OWN_CHECKPOINT = ("Megatron", "DeepSpeed", "nanotron")

@@ -180,9 +180,7 @@ class Search:
 
     def _smallest_that_fits(self, replica: _Replica, zero: int) -> float:
         """The data degree from which a replica fits; memory never grows with it, so bisection finds it."""
-        if zero == 0:
-            return 1 if self.fits(replica.layout) else inf
-        fails, enough = 1, max(2, replica.micro_batches)
+        fails, enough = 0, replica.micro_batches
         if not self.fits(replica.layout.with_data(enough, zero)):
             return inf
         while enough - fails > 1:

@@ -27,10 +27,14 @@ def search(memory_mb: float = 10_000, space: Space | None = None, work: Work = S
     return Search(work, replace(plain_cluster(), accelerator=card), Runtime(), NEUTRAL, space, margin=0.0)
 
 
-@given(workers=st.integers(1, 24), memory_mb=st.sampled_from([60, 90, 150, 400, 10_000]))
-@settings(max_examples=40, deadline=None)
-def test_bounding_finds_what_looking_at_everything_finds(workers: int, memory_mb: int) -> None:
-    found = search(memory_mb)
+@given(
+    workers=st.integers(1, 24),
+    memory_mb=st.sampled_from([60, 90, 150, 400, 10_000]),
+    zero=st.sampled_from([(1, 2, 3), (0,), (0, 3)]),
+)
+@settings(max_examples=60, deadline=None)
+def test_bounding_finds_what_looking_at_everything_finds(workers: int, memory_mb: int, zero: tuple[int, ...]) -> None:
+    found = search(memory_mb, Space(zero=zero))
     fitting = [found.judge(layout, workers) for layout in found.every(workers) if found.fits(layout)]
     best = found.best(workers)
     if not fitting:

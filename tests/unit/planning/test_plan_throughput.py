@@ -59,6 +59,34 @@ def test_unfused_attention_moves_every_score_and_leaves_the_matrix_units_for_odd
     assert odd.forward == pytest.approx(4 * scores * 12 / 0.1e12 + 11 * scores / 1e12)
 
 
+def test_a_layer_is_its_products_its_attention_and_its_element_wise_kernels() -> None:
+    # Queries, keys, values; output; gate and up; down: inputs and outputs of the products of a gated model.
+    products = [(512, 3 * 512), (512, 512), (512, 2 * 1536), (1536, 512)]
+    forward = sum(2 * 256 * i * o / 1e12 + 2 * 256 * o / 1e12 for i, o in products)
+    core = kernels().attention(1, 256, 256, 8, 64)
+    # Ten passes over the hidden states, three over the MLP's, eight over queries and keys for rotary embeddings.
+    passes = 10 * 512 + 3 * 1536 + 8 * 2 * 512
+    whole, found = compute.layer(kernels(), SMALL, Layout(), 256)
+    assert found == core
+    assert whole.forward == pytest.approx(forward + core.forward + 2 * 256 * passes / 1e12)
+    plain = replace(SMALL, gated=False)
+    without = compute.layer(kernels(), plain, Layout(), 256)[0].forward
+    gate = 2 * 256 * 512 * 1536 / 1e12 + 2 * 256 * 1536 / 1e12
+    assert whole.forward - without == pytest.approx(gate + 2 * 256 * (1536 + 8 * 2 * 512) / 1e12)
+    fused = compute.layer(kernels(compiled=True), SMALL, Layout(), 256)[0].forward
+    assert whole.forward - fused == pytest.approx(2 * 256 * (4 * 512 + 6 * 2 * 512) / 1e12)
+
+
+def test_the_head_is_a_product_and_a_loss_that_moves_every_logit() -> None:
+    product = kernels().linear(256, 512, 1024)
+    eager = compute.head(kernels(), SMALL, Layout(), 256)
+    assert eager.total == pytest.approx(product.total + 36 * 256 * 1024 / 1e12)
+    compiled = compute.head(kernels(compiled=True), SMALL, Layout(), 256)
+    assert compiled.total == pytest.approx(product.total + 12 * 256 * 1024 / 1e12)
+    split = compute.head(kernels(), SMALL, Layout(tensor=4), 256)
+    assert split.total == pytest.approx(kernels().linear(256, 512, 256).total + 9 * 256 * 1024 / 1e12)
+
+
 def test_a_ring_is_as_fast_as_its_slowest_cut() -> None:
     cluster = plain_cluster(16)
     # Inside a node: 3/4 of a message through one link.

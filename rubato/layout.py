@@ -74,6 +74,12 @@ def micro_batches(shape: ReplicaShape, global_batch: int, data: int) -> list[int
     return split_evenly(global_batch // shape.micro_batch, data)
 
 
+def _distinct_counts(shape: ReplicaShape, global_batch: int, data: int) -> set[int]:
+    """The distinct values of ``micro_batches``, at a cost that does not grow with ``data``."""
+    share, rest = divmod(global_batch // shape.micro_batch, data)
+    return {share, share + 1} if rest else {share}
+
+
 def sample_range(shape: ReplicaShape, global_batch: int, data: int, replica: int) -> range:
     """The samples of the global batch, by their place in it, that one of ``data`` replicas computes."""
     counts = micro_batches(shape, global_batch, data)
@@ -105,7 +111,7 @@ def possible_sizes(shape: ReplicaShape, global_batch: int, low: int, high: int) 
     return [
         data * replica
         for data in range(max(1, -(-low // replica)), most + 1)
-        if all(runs_in_schedule(shape, count) for count in set(micro_batches(shape, global_batch, data)))
+        if all(runs_in_schedule(shape, count) for count in _distinct_counts(shape, global_batch, data))
     ]
 
 

@@ -7,6 +7,8 @@ import binascii
 
 from rubato.problems import FieldProblem, RubatoError
 
+LARGEST = 2**63 - 1  # what a database holds as a number
+
 
 def encode(position: int) -> str:
     """The cursor of a position."""
@@ -19,7 +21,7 @@ def decode(cursor: str) -> int:
         text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
     except (binascii.Error, ValueError):
         text = ""
-    if not text.startswith("n") or not text[1:].isdecimal():
+    if not text.startswith("n") or not text[1:].isdecimal() or int(text[1:]) > LARGEST:
         problem = FieldProblem("cursor", f"'{cursor}' is no cursor", "give the `next` of the page before, or nothing")
         raise RubatoError(str(problem), fix=problem.fix, code="request_refused", status=422, problems=[problem])
     return int(text[1:])

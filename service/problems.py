@@ -42,7 +42,7 @@ def install(app: FastAPI) -> None:
     for unreachable in (DatabaseUnreachableError, OperationalError, InterfaceError, PoolExhausted):
         app.add_exception_handler(unreachable, _database_error)
     app.add_exception_handler(Exception, _bug)
-    app.add_middleware(BodyLimit, most=MAX_BODY)
+    app.add_middleware(RequestLimits, most=MAX_BODY)
 
 
 def response(
@@ -145,8 +145,8 @@ async def _bug(request: Request, error: Exception) -> Response:
     )
 
 
-class BodyLimit:
-    """Refuses requests whose body is too large to be one of ours, before it fills the memory."""
+class RequestLimits:
+    """Refuses what no request of ours holds: a body that would fill the memory, and NUL, which no database takes."""
 
     def __init__(self, app: ASGIApp, most: int) -> None:
         self._app = app
@@ -156,6 +156,9 @@ class BodyLimit:
         """Passes the request on, counting what is received."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
+            return
+        if "\0" in scope["path"] or b"%00" in scope["query_string"]:
+            await self._no_text(scope, receive, send)
             return
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > self._most:
@@ -175,6 +178,10 @@ class BodyLimit:
             await self._app(scope, counted, send)
         except _TooLarge:
             await self._refusal(scope, receive, send)
+
+    @property
+    def _no_text(self) -> JSONResponse:
+        return response(400, "request_refused", "the address holds a NUL character", "leave it out")
 
     @property
     def _refusal(self) -> JSONResponse:

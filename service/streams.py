@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import Header, Request
 from fastapi.responses import StreamingResponse
 
+from service.cursors import LARGEST
 from service.wakeups import Wakeups
 
 MEDIA_TYPE = "text/event-stream"
@@ -38,7 +39,8 @@ def wanted(request: Request) -> bool:
 
 def start_of(after: int, last_event_id: str | None) -> int:
     """The cursor to begin from."""
-    return int(last_event_id) if last_event_id is not None and last_event_id.isdecimal() else after
+    known = last_event_id is not None and last_event_id.isdecimal() and int(last_event_id) <= LARGEST
+    return int(last_event_id or 0) if known else after
 
 
 def response(wakeups: Wakeups, job_id: str, cursor: int, load: Load) -> StreamingResponse:

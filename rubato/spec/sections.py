@@ -132,7 +132,7 @@ class WorkersSpec(Section):
     """How many workers a job may have. A plain number means exactly that many."""
 
     min: PositiveInt
-    max: PositiveInt
+    max: Annotated[PositiveInt, Field(le=65_536)]
     gpus: NonNegativeInt = Field(0, description="GPUs a worker; 0: train on CPU with gloo")
     cpus: PositiveFloat = Field(1.0, description="CPUs a worker")
 

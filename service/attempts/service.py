@@ -39,12 +39,8 @@ class AttemptService:
         self._database = database
         self._wakeups = wakeups
         self._clock = clock
-        self._held: dict[str, Waiter] = {}
-
-    @property
-    def held(self) -> int:
-        """How many drivers wait for news here."""
-        return len(self._held)
+        self._calls: dict[str, Waiter] = {}
+        self.held = 0  # how many drivers wait for news here
 
     async def sync(self, attempt_id: str, token: str | None, request: SyncRequest) -> SyncReply:
         """Stores what a driver reports, then answers at once with news, or holds the call until there is some.
@@ -56,24 +52,31 @@ class AttemptService:
         attempt = await self._authenticated(attempt_id, token)
         with self._wakeups.watch(attempt.job_id) as waiter:
             # A driver with something to tell hangs up and calls again; the call it left is over then.
-            left_behind = self._held.get(attempt_id)
-            self._held[attempt_id] = waiter
+            left_behind = self._calls.get(attempt_id)
+            self._calls[attempt_id] = waiter
             if left_behind is not None:
                 left_behind.event.set()
             try:
                 reply = await self._take(attempt, request, await self._missing(attempt.job_id, request))
-                loop = asyncio.get_running_loop()
-                until = loop.time() + min(request.wait_s, self._longest)
-                while reply.version <= request.seen_version and not self._wakeups.closed:
-                    left = until - loop.time()
-                    if left <= 0 or self._held.get(attempt_id) is not waiter:
-                        break
-                    await waiter.wait(left)
-                    reply = await self._look(attempt, request)
-                return reply
+                return await self._hold(attempt, request, reply, waiter)
             finally:
-                if self._held.get(attempt_id) is waiter:
-                    del self._held[attempt_id]
+                if self._calls.get(attempt_id) is waiter:
+                    del self._calls[attempt_id]
+
+    async def _hold(self, attempt: AttemptRow, request: SyncRequest, reply: SyncReply, waiter: Waiter) -> SyncReply:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + min(request.wait_s, self._longest)
+        self.held += 1
+        try:
+            while reply.version <= request.seen_version and not self._wakeups.closed:
+                left = until - loop.time()
+                if left <= 0 or self._calls.get(attempt.id) is not waiter:
+                    break
+                await waiter.wait(left)
+                reply = await self._look(attempt, request)
+        finally:
+            self.held -= 1
+        return reply
 
     async def _authenticated(self, attempt_id: str, token: str | None) -> AttemptRow:
         async with self._database.reading() as session:

@@ -6,6 +6,7 @@ thread of the control plane for ever, and with it the shutdown.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -51,9 +52,10 @@ class HttpRay:
 
     async def look(self) -> Sight:
         """See ``Ray.look``. Ray renews the share that is in use every few seconds."""
-        version = self._parse(_Version, await self._get("/api/version"))
-        listed = await self._get("/api/v0/nodes?detail=1&limit=10000")
-        usage = await self._usage()
+        answered, listed, usage = await asyncio.gather(
+            self._get("/api/version"), self._get("/api/v0/nodes?detail=1&limit=10000"), self._usage()
+        )
+        version = self._parse(_Version, answered)
         rows = _dig(listed, "data", "result", "result")
         nodes = [self._parse(_Node, row) for row in (rows if isinstance(rows, list) else [])]
         return Sight(version.session_name, version.ray_version, [_view(node, usage) for node in nodes])

@@ -21,7 +21,7 @@ class ClusterService:
         self._ray = ray
         self._sight: Sight | None = None
         self._detail = "not looked at yet"
-        self._looking = asyncio.Lock()
+        self._looking: asyncio.Task[Sight | None] | None = None
 
     @property
     def sight(self) -> Sight | None:
@@ -34,20 +34,27 @@ class ClusterService:
         return self._detail
 
     async def look(self) -> Sight | None:
-        """Looks now. None when Ray does not answer, and then ``detail`` says why."""
-        async with self._looking:
-            try:
-                sight = await self._ray.look()
-            except RayUnreachable as error:
-                if self._sight is not None:
-                    log.warning("cluster.unreachable", cause=str(error))
-                self._sight, self._detail = None, str(error)
-                return None
-            if self._sight is None or self._sight.session != sight.session:
-                log.info("cluster.reachable", session=sight.session, nodes=len(sight.nodes))
-            alive = sum(node.alive for node in sight.nodes)
-            self._sight, self._detail = sight, f"{alive} of {len(sight.nodes)} nodes alive"
-            return sight
+        """Looks now. None when Ray does not answer, and then ``detail`` says why.
+
+        Whoever asks while somebody looks gets the same answer, so that a cluster that hangs is not asked ever more.
+        """
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look())
+        return await asyncio.shield(self._looking)
+
+    async def _look(self) -> Sight | None:
+        try:
+            sight = await self._ray.look()
+        except RayUnreachable as error:
+            if self._sight is not None:
+                log.warning("cluster.unreachable", cause=str(error))
+            self._sight, self._detail = None, str(error)
+            return None
+        if self._sight is None or self._sight.session != sight.session:
+            log.info("cluster.reachable", session=sight.session, nodes=len(sight.nodes))
+        alive = sum(node.alive for node in sight.nodes)
+        self._sight, self._detail = sight, f"{alive} of {len(sight.nodes)} nodes alive"
+        return sight
 
     async def view(self) -> Cluster:
         """The cluster as the API shows it, as it is now."""

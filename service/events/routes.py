@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from rubato.resources import Event, Page
 from service import streams
+from service.cursors import LARGEST
 from service.dependencies import EventsDep, JobsDep, Limit, WakeupsDep
 from service.problems import problems_doc
 
@@ -26,7 +27,7 @@ async def list_events(
     events: EventsDep,
     jobs: JobsDep,
     wakeups: WakeupsDep,
-    after: Annotated[int, Query(ge=0, description="only events with a higher id")] = 0,
+    after: Annotated[int, Query(ge=0, le=LARGEST, description="only events with a higher id")] = 0,
     limit: Limit = 100,
     last_event_id: streams.LastEventId = None,
 ) -> Page[Event] | Response:

@@ -13,6 +13,7 @@ from rubato.resources import CancelRequest, Checkpoint, Job, LogSource, Metric, 
 from rubato.spec import JobSpec
 from rubato.states import JobState
 from service import streams
+from service.cursors import LARGEST
 from service.dependencies import FilesDep, JobsDep, Limit, WakeupsDep
 from service.jobs.files import JobFiles
 from service.jobs.repository import JobFilter
@@ -105,7 +106,7 @@ async def list_metrics(
     job: str,
     jobs: JobsDep,
     wakeups: WakeupsDep,
-    after: Annotated[int, Query(ge=0, description="only steps above this one")] = 0,
+    after: Annotated[int, Query(ge=0, le=2**31 - 1, description="only steps above this one")] = 0,
     limit: Limit = 1000,
     last_event_id: streams.LastEventId = None,
 ) -> Page[Metric] | Response:
@@ -157,7 +158,9 @@ async def get_log(
     source: Annotated[str | None, Query(description="a name from logs/sources; `driver` when left out")] = None,
     attempt: Annotated[int | None, Query(ge=1, description="of this attempt instead of the newest")] = None,
     tail: Annotated[int, Query(ge=0, le=100_000, description="how many lines from the end")] = 1000,
-    offset: Annotated[int | None, Query(ge=0, description="what follows this byte, instead of the tail")] = None,
+    offset: Annotated[
+        int | None, Query(ge=0, le=LARGEST, description="what follows this byte, instead of the tail")
+    ] = None,
     last_event_id: streams.LastEventId = None,
 ) -> Response:
     """The end of a log as plain text, or what follows `offset`: X-Log-Offset of the reply before.
@@ -165,8 +168,8 @@ async def get_log(
     With `Accept: text/event-stream` the log is followed until the job is over; the data of an event is a line.
     """
     path = await files.log_path(job, source, rank, attempt)
-    if last_event_id is not None and last_event_id.isdecimal():
-        offset = int(last_event_id)
+    if last_event_id is not None:
+        offset = streams.start_of(offset or 0, last_event_id)
     text = await files.tail(path, tail) if offset is None else await files.text_from(path, offset)
     if not streams.wanted(request):
         return PlainTextResponse(text.content, headers={_LOG_OFFSET: str(text.end)})

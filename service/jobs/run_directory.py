@@ -64,6 +64,8 @@ def check_corpus(spec: JobSpec, ray_dashboard: str) -> None:
     path = spec.data.train.path
     if path is None:
         return
+    if "\0" in path:
+        raise _corpus_error("no path holds a NUL character", "give an absolute path or glob")
     if not Path(path).expanduser().is_absolute():
         raise _corpus_error(
             f"'{path}' is relative, and workers run in folders of their own", "give an absolute path or glob"

@@ -72,7 +72,7 @@ class JobService:
         except BaseException:
             await asyncio.to_thread(run_directory.remove, run_dir)
             raise
-        log.info("job.submitted", job=job_id, name=spec.name, sizes=spec.sizes)
+        log.info("job.submitted", job=job_id, name=spec.name, workers=job.wanted_workers)
         self._wakeups.supervisor.set()
         return view(job, intervals, self._settings.ray_dashboard, self._clock()), False
 
@@ -102,7 +102,7 @@ class JobService:
         )
         session.add(job)
         await session.flush()  # what follows refers to it
-        events.add(session, job_id, now, "job.queued", "submitted", "user", {"sizes": spec.sizes})
+        events.add(session, job_id, now, "job.queued", "submitted", "user", {"workers": spec.sizes[0]})
         open_interval(session, job, now)
         await session.flush()
         return job

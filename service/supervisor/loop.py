@@ -77,7 +77,12 @@ class Supervisor:
         if sight is not None:
             async with self._database.reading() as session:
                 found = [attempt.id for attempt in await attempts.open_attempts(session)]
-            await asyncio.gather(*(self._reconcile(attempt_id, sight) for attempt_id in found))
+            # One that fails must not keep the others waiting; its lease runs out, and another round takes it up.
+            done = await asyncio.gather(
+                *(self._reconcile(attempt_id, sight) for attempt_id in found), return_exceptions=True
+            )
+            for failure in (result for result in done if isinstance(result, BaseException)):
+                raise failure
         self.last_round = time.monotonic()
         self.round_seconds = self.last_round - began
 
@@ -102,8 +107,7 @@ class Supervisor:
                 await self._check(job, attempt, sight, lease)
         except RayUnreachable as error:
             log.warning("ray.unreachable", attempt=attempt_id, cause=str(error))
-        finally:
-            await self._return_lease(attempt_id, lease)
+        await self._return_lease(attempt_id, lease)
 
     def _facts(self, job: JobRow, attempt: AttemptRow) -> Facts:
         return Facts(
@@ -230,7 +234,9 @@ class Supervisor:
                 row.lease_token = row.lease_until = None
 
 
-def _short(message: str, most: int = 500) -> str:
-    """The end of what Ray says, where the cause is."""
-    text = " ".join(message.split())
-    return text if len(text) <= most else "…" + text[-most:]
+def _short(message: str, most: int = 300) -> str:
+    """Ray says how the process ended and appends its output: the former, and the last line of the latter."""
+    said, _, output = message.strip().partition("\n")
+    last = next((line.strip() for line in reversed(output.splitlines()) if line.strip()), "")
+    ending = said.partition(", last available logs")[0].strip()
+    return ": ".join(part if len(part) <= most else part[: most - 1] + "…" for part in (ending, last) if part)

@@ -15,13 +15,19 @@ import pytest
 from tests.service.world import Host, World
 
 STREAM = {"Accept": "text/event-stream"}
-HANG = 60  # seconds after which a test that waits for ever is ended
+HANG = 45  # seconds after which a wait counts as endless; a call that nobody wakes is held for 60
+PATIENT = {"heartbeat_timeout": 3000.0}
 
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(HANG):
         while not condition():
             await asyncio.sleep(0.01)
+
+
+async def held(world: World) -> None:
+    """Until a driver's call has been taken in and waits for news."""
+    await until(lambda: world.plane.attempts.held == 1)
 
 
 async def settled(world: World, waiting: int) -> None:
@@ -44,14 +50,21 @@ async def supervised(world: World) -> AsyncIterator[None]:
         yield
 
 
+@pytest.fixture
+async def world(host: Host) -> AsyncIterator[World]:
+    """A control plane that holds calls as long as it is asked to."""
+    async with host.world(**PATIENT) as found:
+        yield found
+
+
 @pytest.fixture(params=[False, True], ids=["same process", "another control plane"])
 async def pair(request: pytest.FixtureRequest, host: Host) -> AsyncIterator[tuple[World, World]]:
     """Where a driver waits, and where its user commands. In one process only the wake-up itself can be what wakes."""
-    async with host.world(database_poll=0.05 if request.param else 1000.0) as waits:
+    async with host.world(database_poll=0.05 if request.param else 1000.0, **PATIENT) as waits:
         if not request.param:
             yield waits, waits
             return
-        async with host.world() as commands, supervised(waits):
+        async with host.world(**PATIENT) as commands, supervised(waits):
             yield waits, commands
 
 
@@ -62,37 +75,38 @@ async def test_a_held_call_is_answered_when_something_is_wanted(pair: tuple[Worl
     await commands.rounds()
     driver = waits.driver()
     await driver.sync("RUNNING")
-    held = asyncio.create_task(driver.sync("RUNNING", wait_s=60))
-    await settled(waits, 1)
+    call = asyncio.create_task(driver.sync("RUNNING", wait_s=60))
+    await held(waits)
     await commands.post(f"/v1/jobs/{job['id']}/{command}", {"workers": 8} if command == "scale" else {})
-    async with asyncio.timeout(15):  # a call that was not woken would be held for 20 s
-        reply = await held
+    async with asyncio.timeout(HANG):
+        reply = await call
     assert (reply["workers"], reply["cancel"]) == ((8, "no") if command == "scale" else (4, "drain"))
 
 
 async def test_a_held_call_ends_when_its_driver_calls_again(world: World) -> None:
     _, driver = await world.running()
     first = asyncio.create_task(driver.sync("RUNNING", wait_s=60))
-    await settled(world, 1)
+    await held(world)
     second = asyncio.create_task(driver.sync("RUNNING", wait_s=60))
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(HANG):
         await first
-    assert world.plane.attempts.held == 1
+    await held(world)
+    assert not second.done()
     world.plane.wakeups.close()
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(HANG):
         await second
     assert world.plane.wakeups.waiting == 0
 
 
 async def test_a_held_call_of_an_attempt_that_is_replaced_is_fenced(world: World) -> None:
     job, driver = await world.running()
-    held = asyncio.create_task(driver.post("RUNNING", wait_s=60))
-    await settled(world, 1)
-    world.clock.turn(31)
+    call = asyncio.create_task(driver.post("RUNNING", wait_s=60))
+    await held(world)
+    world.clock.turn(3001)
     world.ray.jobs.clear()
     await world.rounds(2)
-    async with asyncio.timeout(15):
-        answer = await held
+    async with asyncio.timeout(HANG):
+        answer = await call
     assert (answer.status_code, answer.json()["code"]) == (409, "fenced")
     assert (await world.job(job["id"]))["attempts"] == 2
 
@@ -155,7 +169,7 @@ async def test_the_end_of_the_service_ends_all_waits(world: World) -> None:
     ]
     await settled(world, 4)
     world.plane.wakeups.close()
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(HANG):
         answers = await asyncio.gather(*waiting)
     assert [answer.status_code for answer in answers] == [200] * 4
     assert not any("event: end" in answer.text for answer in answers[1:]), "the jobs are not over"

@@ -78,7 +78,7 @@ async def test_a_monitor_that_has_not_reported_yet(usage: object) -> None:
 )
 async def test_what_is_no_answer_of_ray_is_unreachable(answer: object) -> None:
     with pytest.raises(RayUnreachable, match=r"ray\.test:8265"):
-        await ray({"GET /api/version": answer}).look()
+        await ray(dict.fromkeys(("GET /api/version", "GET /api/v0/nodes", "GET /api/cluster_status"), answer)).look()
 
 
 async def test_jobs_are_found_or_unknown() -> None:

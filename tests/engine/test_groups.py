@@ -161,3 +161,20 @@ def test_buckets_keep_order_and_size() -> None:
     assert sizes == [[100, 100], [300], [10, 10]]
     mixed = [torch.empty(1, device="meta"), torch.empty(1, dtype=torch.float64, device="meta")]
     assert [len(bucket) for bucket in split_into_buckets(mixed, 1)] == [1, 1]
+
+
+def test_abort_of_a_group_not_yet_formed_spares_other_connections() -> None:
+    def body(rank: int, store: dist.Store) -> tuple[str | None, bytes]:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            ours = socket.create_connection(server.getsockname())
+            theirs, _ = server.accept()
+        group = GlooGroup()
+        group.abort()
+        error = error_of(lambda: group.form(dist.PrefixStore("group", store), rank, 2, LONG))
+        ours.sendall(b"alive")
+        said = theirs.recv(5)
+        ours.close()
+        theirs.close()
+        return error, said
+
+    assert run_ranks(1, body) == [("the group was aborted", b"alive")]

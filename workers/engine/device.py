@@ -124,7 +124,7 @@ class GlooGroup(BreakableGroup):
     def __init__(self) -> None:
         super().__init__()
         self._lock = threading.Lock()
-        self._before: set[_Connection] = set()
+        self._before: set[_Connection] | None = None
         self._connections: set[_Connection] | None = None
         self._pending: list[dist.Work] = []
 
@@ -140,7 +140,9 @@ class GlooGroup(BreakableGroup):
                 failed.append(error)
             self._news.put(None)
 
-        self._before = _tcp_connections()
+        with self._lock:
+            self._before = _tcp_connections()
+        self._check()
         # In a thread of its own, since a connection to a peer that has died since it gave its address cannot be
         # interrupted.
         threading.Thread(target=connect, name="form-data-group", daemon=True).start()
@@ -168,6 +170,8 @@ class GlooGroup(BreakableGroup):
 
     def _disconnect(self) -> None:
         with self._lock:
+            if self._before is None:
+                return  # not one of the process's connections is this group's yet
             connections = _tcp_connections() - self._before if self._connections is None else self._connections
         for connection in connections:
             connection.shut()

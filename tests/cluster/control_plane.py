@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
@@ -58,14 +59,17 @@ class ControlPlane:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", self._port), Handler)
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", self._port), Handler)
         self._port = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
 
     def _answer(self, handler: BaseHTTPRequestHandler) -> None:
-        body = handler.rfile.read(int(handler.headers["Content-Length"]))
+        length = int(handler.headers["Content-Length"])
+        body = handler.rfile.read(length)
+        if len(body) < length:  # the driver hung up because it has more to say
+            handler.close_connection = True
+            return
         assert handler.headers["Authorization"] == f"Bearer {TOKEN}"
         request = SyncRequest.model_validate_json(body)
         with self.changed:
@@ -112,3 +116,12 @@ class ControlPlane:
 
     def of_kind(self, kind: str) -> list[DriverEvent]:
         return [event for event in self.events if event.kind == kind]
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A driver that hangs up is no error."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)

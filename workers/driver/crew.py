@@ -52,7 +52,9 @@ class Crew:
 
     def want(self, count: int, training: tuple[str, ...]) -> None:
         """So many replicas are wanted; those in ``training`` stay before others."""
-        self.wanted = choose_replicas(count, self.wanted, training)
+        before, self.wanted = self.wanted, choose_replicas(count, self.wanted, training)
+        for name in set(before) - set(self.wanted):
+            self._standing(name).waits = None
         for name in self.wanted:
             self._standing(name).next_start = 0.0
 
@@ -66,19 +68,23 @@ class Crew:
 
     async def start_missing(self) -> None:
         """Starts the wanted replicas that do not run, unless they were put off."""
-        for name in [name for name in self.wanted if not self._replicas.alive(name)]:
-            standing = self._standing(name)
-            if self._loop.time() < standing.next_start:
+        due = [name for name in self.wanted if not self._replicas.alive(name) and self._is_due(name)]
+        if not due:
+            return
+        available = await asyncio.to_thread(ray.available_resources)
+        for name in due:
+            if name not in self.wanted or self._over:  # while it was asked
                 continue
-            available = await asyncio.to_thread(ray.available_resources)
-            if name not in self.wanted or self._over:
-                continue
-            standing.starting(self._replicas.shortage(available))
-            self._journal.event("replica.starting", f"{name} starts", {"replica": name})
-            if standing.waits:
-                self._tell_waiting(name, standing.waits)
+            if not self._standing(name).waits:  # else this has been told, and nothing has changed
+                self._journal.event("replica.starting", f"{name} starts", {"replica": name})
+            self._standing(name).arrived = False
+            self._wait_for_room(name, self._replicas.shortage(available))
             self._replicas.start(self._assign(name))
-            self._changed()
+            available = self._replicas.without_one(available)
+        self._changed()
+
+    def _is_due(self, name: str) -> bool:
+        return self._loop.time() >= self._standing(name).next_start
 
     def arrived(self, name: str) -> None:
         """A worker of the replica has reached the rendezvous."""
@@ -106,10 +112,10 @@ class Crew:
         if ending.kind != "returned" and name in self.wanted and not self._over:
             standing = self._standing(name)
             pause = standing.put_off(self._loop.time())
-            standing.waits = ending.cause
             if ending.kind == "unplaced":
-                self._tell_waiting(name, ending.cause)
+                self._wait_for_room(name, ending.cause)
             else:
+                standing.waits = None
                 data = {"replica": name, "cause": ending.cause, "in_s": pause}
                 self._journal.event("replica.restarting", f"the run of {name} failed: {ending.cause}", data)
                 self._count_failure(name, ending.cause)
@@ -121,9 +127,12 @@ class Crew:
             times = f"{name} failed {standing.in_vain} times before any of its workers was ready to train"
             self._fail("replica_cannot_start", f"{times}: {cause}")
 
-    def _tell_waiting(self, name: str, cause: str) -> None:
-        message = f"{name} waits for room in the cluster: {cause}"
-        self._journal.event("replica.waiting", message, {"replica": name, "cause": cause})
+    def _wait_for_room(self, name: str, shortage: str | None) -> None:
+        standing = self._standing(name)
+        if shortage and not standing.waits:
+            message = f"{name} waits for room in the cluster: {shortage}"
+            self._journal.event("replica.waiting", message, {"replica": name, "cause": shortage})
+        standing.waits = shortage or standing.waits
 
     def _standing(self, name: str) -> Standing:
         return self._standings.setdefault(name, Standing())

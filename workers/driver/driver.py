@@ -197,6 +197,8 @@ class Driver:
         waits = self._crew.waits()
         if formed is None:
             return DriverState.STARTING, "starting", "; ".join(waits) or "the first workers start"
+        if self._ending:
+            return DriverState.RUNNING, "ending", self._ending.message
         now = f"{len(formed.keys)} of {len(self._crew.wanted) * self._size} wanted workers train"
         if self._as_wanted():
             return DriverState.RUNNING, "training", f"{len(formed.keys)} workers train"

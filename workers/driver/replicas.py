@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import ray
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
@@ -95,15 +96,24 @@ class Replicas:
         """Takes note that the run has ended: the replica can be started again."""
         del self._threads[name]
 
+    @property
+    def needs(self) -> dict[str, float]:
+        """What the workers of one replica need together."""
+        return {kind: amount * self._spec.parallelism.replica_size for kind, amount in self.resources.items()}
+
     def shortage(self, available: Mapping[str, float]) -> str | None:
         """Why a replica cannot be placed with what is available; None when it may be."""
         size = self._spec.parallelism.replica_size
         missing = [
-            f"{size} workers need {amount * size:g} {kind}, {available.get(kind, 0.0):g} are free"
-            for kind, amount in self.resources.items()
-            if available.get(kind, 0.0) < amount * size
+            f"{size} workers need {amount:g} {kind}, {max(0.0, available.get(kind, 0.0)):g} are free"
+            for kind, amount in self.needs.items()
+            if available.get(kind, 0.0) < amount
         ]
         return "; ".join(missing) or None
+
+    def without_one(self, available: Mapping[str, float]) -> dict[str, float]:
+        """What is left when one more replica is placed."""
+        return {kind: amount - self.needs.get(kind, 0.0) for kind, amount in available.items()}
 
     def _trainer(self, assignment: Assignment, run_name: str) -> TorchTrainer:
         spec = self._spec
@@ -137,7 +147,8 @@ class Replicas:
             # Ray's own class for it is private, so it is known by its name.
             inner = getattr(error, "controller_failure", None)
             if "Timeout" in type(inner).__name__:
-                self.ended(Ending(name, "unplaced", "the cluster had no room for its workers in time"))
+                shortage = self.shortage(ray.available_resources())
+                self.ended(Ending(name, "unplaced", shortage or "no nodes with room for its workers were free in time"))
             else:
                 self.ended(Ending(name, "failed", str(inner or error).strip().splitlines()[-1]))
         else:

@@ -44,10 +44,6 @@ class Standing:
     pauses: int = 0
     waits: str | None = None
 
-    def starting(self, shortage: str | None) -> None:
-        """It is started, or started anew."""
-        self.arrived, self.waits = False, shortage
-
     def arriving(self) -> None:
         """A worker of it is here."""
         self.arrived, self.in_vain, self.pauses, self.waits = True, 0, 0, None

@@ -105,7 +105,7 @@ def test_abort_ends_forming_when_a_peer_died_after_it_gave_its_address() -> None
     survivor, dying = ranks = fork_ranks(2, body)
     try:
         wait(ranks, lambda: all(rank.ended for rank in ranks), 60)
-        assert survivor.result() == "the group was aborted"
+        assert survivor.result().startswith("the group was aborted")
         assert "exited with 0" in str(dying.outcome)
     finally:
         end_all(ranks)

@@ -43,10 +43,16 @@ def tiny_spec(corpus: Path, **sections: Any) -> JobSpec:
 
 
 def train_at(
-    layout: Layout, spec: JobSpec, run: Path, rank: int = 0, store: dist.Store | None = None, name: str = "world"
+    layout: Layout,
+    spec: JobSpec,
+    run: Path,
+    rank: int = 0,
+    store: dist.Store | None = None,
+    name: str = "world",
+    dtype: torch.dtype = torch.float64,
 ) -> list[dict[str, Any]]:
-    """Trains in fp64 as one rank of a layout; the metrics, where this rank is the one that reports them."""
-    torch.set_default_dtype(torch.float64)
+    """Trains as one rank of a layout; the metrics, where this rank is the one that reports them."""
+    torch.set_default_dtype(dtype)
     if layout.world_size > 1:
         assert store is not None
         start_group(store, name, rank, layout.world_size)

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import random
+import select
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from rubato.layout import Layout
 from rubato.spec import JobSpec
-from tests.engine.forked import TIMEOUT, Rank, end_all, fork_ranks, in_one_process, start_group, wait
+from tests.engine.forked import TIMEOUT, Rank, RankError, end_all, fork_ranks, in_one_process, start_group, wait
 from tests.engine.jobs import tiny_spec, train_at, write_corpus
 from workers.driver.rendezvous.client import RendezvousMembership
 from workers.driver.rendezvous.policy import Patience, Policy
@@ -195,7 +196,20 @@ class Job:
         """Waits until something has been heard."""
         deadline = time.monotonic() + seconds
         while not happened():
-            wait([self.server, self], lambda: self._listen() or happened(), deadline - time.monotonic())
+            try:
+                wait([self.server, self], lambda: self._listen() or happened(), deadline - time.monotonic())
+            except RankError as error:
+                raise RankError(f"{error}\n{self._story()}") from error
+
+    def _story(self) -> str:
+        """What has been heard, and how those workers ended that have."""
+        told = [f"{each['kind']} {each.get('replicas', '')}" for each in self.heard if each["kind"] != "metric"]
+        lines = [f"{' x '.join([line, str(len([*same]))])}" for line, same in itertools.groupby(told)]
+        for rank in self.ranks:
+            while not rank.ended and select.select([rank], [], [], 0)[0]:
+                rank.read()
+            lines.append(f"{rank.name}: {rank.outcome or 'runs'}")
+        return "\n".join(lines)
 
     # Read like a rank, so that one wait is for both.
 

@@ -126,7 +126,6 @@ class Worker:
         ]
         self.prepared: dict[str, float] | None = None
         self.commit: dict[str, float] | None = None
-        self.step_seconds = 0.0
         self.degree = 1
         self.data: DataGroup | None = None
 
@@ -193,14 +192,20 @@ class Worker:
         loss_here = float(sums[0]) if self.mesh.tensor.index == 0 else 0.0
         asked = float(self.membership.boundary_requested())
         squares, loss_sum, asked = self.mesh.sum([squares, loss_here, asked])
-        weight = self.nominal_tokens / float(sums[1])
-        self.prepared = {"loss": loss_sum * weight, "grad_norm": squares**0.5 * weight, "tokens": float(sums[1])}
-        self.step_seconds = time.perf_counter() - began
+        tokens = float(sums[1])
+        weight = self.nominal_tokens / tokens
+        # The seconds are in it since whoever reports next may not have been there.
+        self.prepared = commit = {
+            "loss": loss_sum * weight,
+            "grad_norm": squares**0.5 * weight,
+            "tokens": tokens,
+            "seconds": time.perf_counter() - began,
+        }
 
         leave = session.data.max(asked)  # the commit
-        self.update(self.prepared)
+        self.update(commit)
         self.prepared = None
-        self.step_seconds = time.perf_counter() - began
+        commit["seconds"] = time.perf_counter() - began
         session.record = self.record()
         return leave > 0
 
@@ -261,7 +266,7 @@ class Worker:
             lr=learning_rate(self.spec.optimizer, self.state.done - 1, self.spec.train.steps),
             tokens=self.state.tokens,
             step_tokens=int(self.commit["tokens"]),
-            step_s=self.step_seconds,
+            step_s=self.commit["seconds"],
         )
 
     def tell(self, kind: str, message: str, data: dict[str, Any]) -> None:

@@ -39,7 +39,7 @@ class ModelShare:
         with torch.device("meta"):
             part = self._family.part(self._config, layers, first=first, last=last)
         if self._axis is not None:
-            split_over_tensor_axis(part, self._family.tensor_plan(part), self._axis)
+            split_over_tensor_axis(part, self._family.tensor_plan(part, self._axis.size()), self._axis)
         part.to_empty(device=self._mesh.device.torch_device)
         part.tie_weights()
         apply_precision(part, self._spec.train.precision, self._mesh.device)

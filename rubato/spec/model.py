@@ -146,9 +146,9 @@ class ModelSpec(Section):
             )
         elif self.head_size % 2 and self.rope_theta is not None:
             yield FieldProblem(
-                "heads",
+                "head_size" if explicit else "heads",
                 f"a head of {self.head_size} dims cannot be rotated in pairs",
-                "choose heads so that hidden_size / heads is even",
+                "choose an even head_size" if explicit else "choose heads so that hidden_size / heads is even",
             )
         if self.heads % self.kv_heads:
             yield FieldProblem(

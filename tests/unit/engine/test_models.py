@@ -7,8 +7,9 @@ import math
 import pytest
 import torch
 
+from rubato.arithmetic import ENGINE_CPU, FP32, Decoder, kept_bytes_per_token
 from rubato.spec import PRESETS, RopeScalingSpec
-from workers.engine.models import FAMILIES
+from workers.engine.models import FAMILIES, whole_model
 from workers.engine.models.llama import frequencies
 
 # As the checkpoints of these models hold them; a tied head counts once.
@@ -100,3 +101,50 @@ def test_the_future_does_not_change_what_was_predicted(make_spec, family: str) -
     assert torch.allclose(logits[:, :10], other[:, :10], atol=1e-6)
     assert not torch.allclose(logits[:, 10:], other[:, 10:], atol=1e-3)
     assert not torch.allclose(logits[:, 0], logits[:, 1], atol=1e-3)
+
+
+class Plain:
+    """One rank, nothing recomputed."""
+
+    tensor = pipeline = virtual_stages = micro_batch = shards = 1
+    zero, schedule, recompute, sequence_parallel = 0, "1f1b", "none", False
+
+
+VERSIONS = {
+    "gpt2": {"family": "gpt2"},
+    "gpt2, untied": {"family": "gpt2", "tie_embeddings": False, "positions": 96},
+    "llama": {"kv_heads": 2},
+    "qwen2": {"family": "qwen", "kv_heads": 1, "qk_norm": False},
+    "qwen3": {"family": "qwen", "kv_heads": 2, "head_size": 24},
+}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_arithmetic_counts_the_parameters_of_the_module(make_spec, version: str) -> None:
+    spec = make_spec(model=VERSIONS[version])
+    with torch.device("meta"):
+        held = sum(parameter.numel() for parameter in whole_model(spec).parameters())
+    assert Decoder.of(spec.model, spec.data.vocab_size).parameters == held
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_arithmetic_counts_the_bytes_a_layer_keeps_for_backward(make_spec, version: str) -> None:
+    """What autograd saves beyond parameters, each storage once; means of norms and sums of softmax are left out."""
+    spec = make_spec(model=VERSIONS[version], data={"sequence_length": 64})
+
+    def kept(layers: int) -> int:
+        model = whole_model(make_spec(model={**VERSIONS[version], "layers": layers}, data={"sequence_length": 64}))
+        held = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+        saved: dict[int, torch.UntypedStorage] = {}
+
+        def save(tensor: torch.Tensor) -> torch.Tensor:
+            saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+            logits = model(torch.zeros(2, 64, dtype=torch.int64))
+        assert logits.requires_grad
+        return sum(storage.nbytes() for where, storage in saved.items() if where not in held)
+
+    said, _ = kept_bytes_per_token(Decoder.of(spec.model, 256), Plain(), FP32, 64, ENGINE_CPU)
+    assert kept(3) - kept(2) == pytest.approx(said * 2 * 64, rel=0.015)

@@ -105,12 +105,6 @@ def _pipeline_problems(spec: JobSpec) -> Iterator[FieldProblem]:
             f"{stages} stages need at least {stages} layers, the model has {spec.model.layers}",
             f"use at most {spec.model.layers} stages (pipeline x virtual_stages)",
         )
-    if spec.model.tie_embeddings and spec.parallelism.pipeline > 1:
-        yield FieldProblem(
-            "parallelism.pipeline",
-            "tied embeddings would live on the first and on the last stage",
-            "use pipeline 1, or model.tie_embeddings: false",
-        )
 
 
 def _batch_problems(spec: JobSpec) -> Iterator[FieldProblem]:

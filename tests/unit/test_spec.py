@@ -131,7 +131,6 @@ def test_a_plain_number_of_workers_means_exactly_that_many() -> None:
         ({"workers": 5}, "workers", "5 workers cannot be laid out at tensor 2 x pipeline 2", "use 4 or 8 workers"),
         ({"workers": {"min": 8, "max": 4}}, "workers.min", "min 8 is above max 4", "at most max"),
         ({"model__heads": 6}, "model.heads", "6 heads do not divide hidden_size 64", "divisor"),
-        ({"model__tie_embeddings": True}, "parallelism.pipeline", "tied embeddings", "tie_embeddings: false"),
         ({"optimizer__schedule__warmup": 11}, "optimizer.schedule.warmup", "more than train.steps", "at most 10"),
         ({"parallelism__virtual_stages": 2}, "parallelism.virtual_stages", "one stage a rank", "interleaved"),
     ],

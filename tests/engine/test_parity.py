@@ -117,3 +117,29 @@ def test_same_curve_at_every_layout(size: int, corpus: Path, references: Any, tm
 
 def test_the_models_are_not_one_model(references: Any) -> None:
     assert len({losses[0] for losses in references.values()}) == len(MODELS)
+
+
+def test_a_checkpoint_of_two_tied_copies_is_one_matrix_elsewhere(corpus: Path, tmp_path: Path) -> None:
+    """Saved where the embedding is on both stages, loaded where it is one parameter, and the other way."""
+
+    def steps(rank: int, store: Any) -> list[float]:
+        losses = []
+        for layout, last in ((Layout(1, 2, 2), 1), (Layout(2, 1, 2), 2), (Layout(1, 4, 1), 3)):
+            spec = tiny_spec(
+                corpus,
+                model=MODELS["gpt2-tied"],
+                train={"steps": last},
+                optimizer={"schedule": {"name": "constant", "warmup": 0}},
+                parallelism={"tensor": layout.tensor, "pipeline": layout.pipeline},
+                workers=layout.world_size,
+            )
+            losses += [each["loss"] for each in train_at(layout, spec, tmp_path / "moved", rank, store, str(layout))]
+        return losses
+
+    def straight() -> list[float]:
+        spec = tiny_spec(corpus, model=MODELS["gpt2-tied"], optimizer={"schedule": {"name": "constant", "warmup": 0}})
+        return [each["loss"] for each in train_at(Layout(1, 1, 1), spec, tmp_path / "straight")]
+
+    moved, reference = run_ranks(4, steps)[0], in_one_process(straight)
+    assert len(reference) == 3
+    assert torch.allclose(torch.tensor(moved), torch.tensor(reference), rtol=1e-9, atol=0)

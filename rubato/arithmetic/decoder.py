@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from rubato.spec import ModelSpec
+if TYPE_CHECKING:  # the spec's own checks work with what is here
+    from rubato.spec import ModelSpec
 
 Biases = Literal["none", "qkv", "all"]
 

@@ -9,21 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rubato.arithmetic import BF16, FP16, FP32, SHARDED, Decoder, Precision, Recompute
 from service.planning.accelerators import accelerator, catalogue
-from service.planning.shapes import (
-    BF16,
-    FP16,
-    FP32,
-    SHARDED,
-    Attention,
-    Cluster,
-    Layout,
-    Model,
-    Precision,
-    Recompute,
-    Runtime,
-    Work,
-)
+from service.planning.shapes import Attention, Cluster, Layout, Runtime, Work
 
 RECOMPUTE: dict[str, Recompute] = {
     "": "none",
@@ -80,7 +68,7 @@ class Run:
 
     @property
     def group(self) -> tuple[str, str, str]:
-        """Model, source and GPU: rows that share them are near copies, and never both fitted and scored."""
+        """Decoder, source and GPU: rows that share them are near copies, and never both fitted and scored."""
         return self.name, self.source, self.gpu
 
 
@@ -157,10 +145,10 @@ def _run(line: int, row: Mapping[str, str]) -> Run:
     )
 
 
-def _model(row: Mapping[str, str]) -> Model:
+def _model(row: Mapping[str, str]) -> Decoder:
     hidden, ffn = int(row["hidden"]), int(row["ffn_hidden"])
     gated = ffn != 4 * hidden
-    model = Model(
+    model = Decoder(
         layers=int(row["layers"]),
         hidden=hidden,
         heads=int(row["heads"]),
@@ -173,7 +161,7 @@ def _model(row: Mapping[str, str]) -> Model:
     return _named_ties(row["model"], model)
 
 
-def _named_ties(name: str, model: Model) -> Model:
+def _named_ties(name: str, model: Decoder) -> Decoder:
     """A gated model ties its embeddings when its name gives three digits of its size, and only that gives them."""
     named = re.search(r"(\d+\.\d\d)B", name)
     if named is None or not model.gated:

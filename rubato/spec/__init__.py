@@ -2,7 +2,8 @@
 
 from rubato.spec.job import JobSpec
 from rubato.spec.load import load_spec, parse_spec, read_spec
-from rubato.spec.model import LLAMA_PRESETS, ModelSpec
+from rubato.spec.model import ModelSpec, RopeScalingSpec
+from rubato.spec.presets import PRESETS, Preset
 from rubato.spec.sections import (
     CheckpointSpec,
     CommunicationSpec,
@@ -18,7 +19,7 @@ from rubato.spec.sections import (
 )
 
 __all__ = [
-    "LLAMA_PRESETS",
+    "PRESETS",
     "CheckpointSpec",
     "CommunicationSpec",
     "CorpusSpec",
@@ -28,6 +29,8 @@ __all__ = [
     "ModelSpec",
     "OptimizerSpec",
     "ParallelismSpec",
+    "Preset",
+    "RopeScalingSpec",
     "ScheduleSpec",
     "TrainSpec",
     "ValidationSpec",

@@ -43,7 +43,12 @@ class JobSpec(Section):
 
     @model_validator(mode="after")
     def _check_across_sections(self) -> Self:
-        problems = [*_tensor_problems(self), *_pipeline_problems(self), *_batch_problems(self)]
+        problems = [
+            *_position_problems(self),
+            *_tensor_problems(self),
+            *_pipeline_problems(self),
+            *_batch_problems(self),
+        ]
         problems = problems or [*_size_problems(self)]  # sizes of a replica that cannot exist mean nothing
         if problems:
             raise refuse(problems)
@@ -56,14 +61,15 @@ class JobSpec(Section):
 
 
 def _tensor_problems(spec: JobSpec) -> Iterator[FieldProblem]:
-    degree = spec.parallelism.tensor
+    degree, model = spec.parallelism.tensor, spec.model
     split = {
-        "model.heads": spec.model.heads,
-        "model.kv_heads": spec.model.kv_heads,
-        "model.ffn_size": spec.model.ffn_size,
+        "model.heads": model.heads,
+        "model.ffn_size": model.ffn_size,
         "the vocabulary": spec.data.vocab_size,
         "data.sequence_length": spec.data.sequence_length,
     }
+    if model.positions is not None:
+        split["model.positions"] = model.positions
     for what, size in split.items():
         if size % degree:
             good = [d for d in range(1, size + 1) if size % d == 0 and d <= degree]
@@ -72,6 +78,23 @@ def _tensor_problems(spec: JobSpec) -> Iterator[FieldProblem]:
                 f"{degree} does not divide {what} ({size})",
                 f"use tensor {good[-1]}, or change {what}",
             )
+    if model.kv_heads % degree and degree % model.kv_heads:
+        good = [d for d in range(1, degree) if model.kv_heads % d == 0 or d % model.kv_heads == 0]
+        yield FieldProblem(
+            "parallelism.tensor",
+            f"{model.kv_heads} key/value heads can neither be split nor be repeated evenly over {degree} ranks",
+            f"use tensor {good[-1]}, or a model.kv_heads that divides {degree} or that {degree} divides",
+        )
+
+
+def _position_problems(spec: JobSpec) -> Iterator[FieldProblem]:
+    length, positions = spec.data.sequence_length, spec.model.positions
+    if positions is not None and length > positions:
+        yield FieldProblem(
+            "data.sequence_length",
+            f"{length} is more than the {positions} positions that the model learns",
+            f"use at most {positions}, or a model.positions of {length}",
+        )
 
 
 def _pipeline_problems(spec: JobSpec) -> Iterator[FieldProblem]:
@@ -81,12 +104,6 @@ def _pipeline_problems(spec: JobSpec) -> Iterator[FieldProblem]:
             "parallelism.pipeline",
             f"{stages} stages need at least {stages} layers, the model has {spec.model.layers}",
             f"use at most {spec.model.layers} stages (pipeline x virtual_stages)",
-        )
-    if spec.model.tie_embeddings and spec.parallelism.pipeline > 1:
-        yield FieldProblem(
-            "parallelism.pipeline",
-            "tied embeddings would live on the first and on the last stage",
-            "use pipeline 1, or model.tie_embeddings: false",
         )
 
 

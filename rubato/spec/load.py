@@ -104,6 +104,8 @@ def _problems(details: ErrorDetails, model: type[BaseModel] | None) -> Iterable[
         close = nearest(str(location[-1]), known)
         fix = f"did you mean '{close}'?" if close else f"known fields: {', '.join(known) or 'none'}"
         return [FieldProblem(field, "unknown field", fix)]
+    if kind == "default_factory_not_called":
+        return []  # the field that it is worked out from is at fault, and is listed
     if kind == "missing":
         return [FieldProblem(field, "is missing", f"add {field}")]
     if kind == "literal_error":

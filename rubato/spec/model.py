@@ -2,89 +2,172 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from rubato.problems import FieldProblem, nearest
+from rubato.spec.presets import PRESETS
 from rubato.spec.section import Section, refuse
 
-LLAMA_PRESETS: dict[str, dict[str, Any]] = {
-    "tiny": {"hidden_size": 64, "layers": 4, "heads": 4, "kv_heads": 4, "ffn_size": 192},
-    "1m": {"hidden_size": 128, "layers": 4, "heads": 4, "kv_heads": 4, "ffn_size": 352},
-    "8m": {"hidden_size": 256, "layers": 8, "heads": 8, "kv_heads": 8, "ffn_size": 1024},
-    "125m": {"hidden_size": 768, "layers": 12, "heads": 12, "kv_heads": 12, "ffn_size": 2048},
-    # Llama 3.2 1B, Llama 2 7B, Llama 3 8B and 70B: the sizes of their published config.json.
-    "1b": {
-        "hidden_size": 2048,
-        "layers": 16,
-        "heads": 32,
-        "kv_heads": 8,
-        "ffn_size": 8192,
-        "rope_theta": 500_000.0,
-        "tie_embeddings": True,
-    },
-    "7b": {"hidden_size": 4096, "layers": 32, "heads": 32, "kv_heads": 32, "ffn_size": 11008},
-    "8b": {"hidden_size": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "ffn_size": 14336, "rope_theta": 500_000.0},
-    "70b": {"hidden_size": 8192, "layers": 80, "heads": 64, "kv_heads": 8, "ffn_size": 28672, "rope_theta": 500_000.0},
+Family = Literal["gpt2", "llama", "qwen"]
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "gpt2": {"tie_embeddings": True, "positions": 1024},
+    "llama": {"rope_theta": 10_000.0},
+    "qwen": {"rope_theta": 1_000_000.0, "norm_eps": 1e-6},
 }
+"""What a family takes where neither the spec nor a preset says it."""
+
+_ROTARY = "turns queries and keys by their position and learns none"
+_LEARNED = "learns a vector for each position and turns nothing"
+
+FIXED: dict[str, dict[str, tuple[Any, str]]] = {
+    "gpt2": {
+        "rope_theta": (None, _LEARNED),
+        "rope_scaling": (None, _LEARNED),
+        "qkv_bias": (True, "has a bias in every linear layer"),
+        "qk_norm": (False, "has no norm of queries and keys; qwen has"),
+    },
+    "llama": {
+        "positions": (None, _ROTARY),
+        "qkv_bias": (False, "has no biases; qwen has them"),
+        "qk_norm": (False, "has no norm of queries and keys; qwen has"),
+    },
+    "qwen": {
+        "positions": (None, _ROTARY),
+        "rope_scaling": (None, "is not stretched in Llama's way (its own is YaRN, which is not built)"),
+    },
+}
+"""Fields in which a family has no choice: the value, and why it has no other."""
+
+
+class RopeScalingSpec(Section):
+    """Rotary angles stretched for sequences longer than a model was made for, as Llama 3.1 does it.
+
+    Wavelengths above ``original_length / low_frequency_factor`` positions become ``factor`` times as long, those below
+    ``original_length / high_frequency_factor`` stay, those between change smoothly.
+    """
+
+    factor: float = Field(ge=1.0, description="how many times longer the long wavelengths become")
+    low_frequency_factor: PositiveFloat = 1.0
+    high_frequency_factor: PositiveFloat = 4.0
+    original_length: PositiveInt = Field(8192, description="positions the model was made for")
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        low, high = self.low_frequency_factor, self.high_frequency_factor
+        if low >= high:
+            raise refuse(
+                [
+                    FieldProblem(
+                        "high_frequency_factor",
+                        f"{high:g} is not above low_frequency_factor {low:g}",
+                        "choose a larger one, such as 4 with a low_frequency_factor of 1",
+                    )
+                ]
+            )
+        return self
 
 
 class ModelSpec(Section):
-    """Sizes of a decoder. Those not given come from ``preset``; ``vocab_size`` comes from the tokenizer."""
+    """Sizes of a decoder, those not given from ``preset``, then from the family. The vocabulary is the tokenizer's."""
 
-    family: Literal["llama"] = "llama"
+    family: Family = "llama"
     preset: str | None = None
     hidden_size: PositiveInt = Field(description="width of the residual stream")
     layers: PositiveInt
     heads: PositiveInt
-    kv_heads: PositiveInt = Field(description="key/value heads; fewer than heads is grouped-query attention")
-    ffn_size: PositiveInt
-    rope_theta: PositiveFloat = 10_000.0
+    kv_heads: PositiveInt = Field(
+        default_factory=lambda known: known["heads"],
+        description="key/value heads; fewer than heads is grouped-query attention",
+    )
+    head_size: PositiveInt = Field(
+        default_factory=lambda known: max(1, known["hidden_size"] // known["heads"]),
+        description="dims a head; hidden_size / heads when left out",
+    )
+    ffn_size: PositiveInt = Field(description="width of the feed-forward layer; gpt2: 4 x hidden_size when left out")
     norm_eps: PositiveFloat = 1e-5
-    tie_embeddings: bool = False
+    tie_embeddings: bool = Field(False, description="one matrix for the embedding and the head; gpt2: true")
+    positions: PositiveInt | None = Field(None, description="gpt2: the longest sequence it has positions for")
+    rope_theta: PositiveFloat | None = Field(None, description="llama, qwen: base of the rotary wavelengths")
+    rope_scaling: RopeScalingSpec | None = Field(None, description="llama: rotary angles stretched")
+    qk_norm: bool = Field(False, description="qwen: queries and keys are normalised, as in Qwen3")
+    qkv_bias: bool = Field(False, description="qwen: projections to queries, keys and values have biases, as in Qwen2")
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_from_preset(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or given.get("preset") is None:
+    def _fill(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or given.get("family", "llama") not in DEFAULTS:
             return given
-        name = str(given["preset"])
-        if name not in LLAMA_PRESETS:
-            close = nearest(name, LLAMA_PRESETS)
-            meant = f"did you mean '{close}'? " if close else ""
-            raise refuse(
-                [
-                    FieldProblem(
-                        "preset", f"no preset is called '{name}'", f"{meant}known presets: {', '.join(LLAMA_PRESETS)}"
-                    )
-                ]
-            )
-        return {**LLAMA_PRESETS[name], **given}
+        family = given.get("family", "llama")
+        preset = _preset(family, str(given["preset"])) if given.get("preset") is not None else {}
+        said = {name: value for name, value in given.items() if value is not None}
+        filled = {**DEFAULTS[family], **{name: value for name, (value, _) in FIXED[family].items()}, **preset, **said}
+        if family == "gpt2" and isinstance(filled.get("hidden_size"), int):
+            filled.setdefault("ffn_size", 4 * filled["hidden_size"])
+        if family == "qwen":
+            filled.setdefault("qkv_bias", not filled.get("qk_norm", False))
+        return filled
 
     @model_validator(mode="after")
-    def _check_sizes(self) -> Self:
-        problems = []
-        if self.hidden_size % self.heads:
-            problems.append(
-                FieldProblem(
-                    "heads", f"{self.heads} heads do not divide hidden_size {self.hidden_size}", "choose a divisor"
-                )
-            )
-        elif (self.hidden_size // self.heads) % 2:
-            problems.append(
-                FieldProblem(
-                    "heads",
-                    f"a head of {self.hidden_size // self.heads} dims cannot be rotated in pairs",
-                    "choose heads so that hidden_size / heads is even",
-                )
-            )
-        if self.heads % self.kv_heads:
-            problems.append(
-                FieldProblem(
-                    "kv_heads", f"{self.kv_heads} does not divide heads {self.heads}", "choose a divisor of heads"
-                )
-            )
+    def _check(self) -> Self:
+        problems = [*self._family_problems(), *self._size_problems()]
         if problems:
             raise refuse(problems)
         return self
+
+    def _family_problems(self) -> Iterator[FieldProblem]:
+        for field, (value, reason) in FIXED[self.family].items():
+            if getattr(self, field) != value:
+                yield FieldProblem(field, f"{self.family} {reason}", f"leave {field} out")
+        if self.family == "gpt2" and self.kv_heads != self.heads:
+            yield FieldProblem(
+                "kv_heads", "gpt2 has no grouped queries", f"use {self.heads} (heads), or another family"
+            )
+        if (
+            self.family != "qwen"
+            and self.hidden_size % self.heads == 0
+            and self.head_size * self.heads != self.hidden_size
+        ):
+            yield FieldProblem(
+                "head_size",
+                f"the heads of {self.family} share out the hidden size, {self.head_size} is not "
+                f"{self.hidden_size} / {self.heads}; qwen's may differ",
+                "leave head_size out",
+            )
+
+    def _size_problems(self) -> Iterator[FieldProblem]:
+        explicit = self.family == "qwen" and "head_size" in self.model_fields_set
+        if self.hidden_size % self.heads and not explicit:
+            yield FieldProblem(
+                "heads", f"{self.heads} heads do not divide hidden_size {self.hidden_size}", "choose a divisor"
+            )
+        elif self.head_size % 2 and self.rope_theta is not None:
+            yield FieldProblem(
+                "head_size" if explicit else "heads",
+                f"a head of {self.head_size} dims cannot be rotated in pairs",
+                "choose an even head_size" if explicit else "choose heads so that hidden_size / heads is even",
+            )
+        if self.heads % self.kv_heads:
+            yield FieldProblem(
+                "kv_heads", f"{self.kv_heads} does not divide heads {self.heads}", "choose a divisor of heads"
+            )
+
+
+def _preset(family: str, name: str) -> dict[str, Any]:
+    known = PRESETS[family]
+    if name in known:
+        return dict(known[name].sizes)
+    elsewhere = " or ".join(other for other, presets in PRESETS.items() if name in presets)
+    close = nearest(name, known)
+    mistyped = f"did you mean '{close}'? " if close else ""
+    meant = f"use family: {elsewhere}; " if elsewhere else mistyped
+    raise refuse(
+        [
+            FieldProblem(
+                "preset", f"no preset is called '{name}'", f"{meant}known presets of {family}: {', '.join(known)}"
+            )
+        ]
+    )

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import gcd
 
-from service.planning.shapes import Layout, Recompute, Work
+from rubato.arithmetic import Recompute
+from service.planning.shapes import Layout, Work
 
 MOST_VIRTUAL_STAGES = 8
 MOST_SEQUENCES = 32  # in a micro-batch

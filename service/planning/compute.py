@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rubato.arithmetic import Decoder
 from service.planning.constants import Constants
-from service.planning.shapes import Accelerator, Layout, Model, Runtime
+from service.planning.shapes import Accelerator, Layout, Runtime
 
 # Bytes an unfused attention moves for each score, forward and backward: the scaled and masked softmax, its dropout
 # and the reads and writes of the products around them, in 16 bits (counted for Megatron's fused softmax kernels).
@@ -104,15 +105,15 @@ class Kernels:
         )
 
 
-def layer(kernels: Kernels, model: Model, layout: Layout, sequence: int) -> tuple[Passes, Passes]:
+def layer(kernels: Kernels, model: Decoder, layout: Layout, sequence: int) -> tuple[Passes, Passes]:
     """One layer's whole passes for one micro-batch on one rank, and the part of them that is the attention core."""
     local = sequence / layout.context
     tokens = layout.micro_batch * local
     shared = tokens / layout.tensor if layout.sequence_parallel else tokens  # what norms and residuals see
     heads, ffn = model.heads / layout.tensor, model.ffn / layout.tensor
-    attended = model.hidden / layout.tensor
+    attended = model.query_hidden / layout.tensor
     qkv = attended + 2 * model.kv_hidden / layout.tensor
-    core = kernels.attention(layout.micro_batch, local, sequence, heads, model.head_dim)
+    core = kernels.attention(layout.micro_batch, local, sequence, heads, model.head_size)
     products = (
         kernels.linear(tokens, model.hidden, qkv)
         + kernels.linear(tokens, attended, model.hidden)
@@ -122,7 +123,7 @@ def layer(kernels: Kernels, model: Model, layout: Layout, sequence: int) -> tupl
     return products + core + _element_wise(kernels, model, tokens, shared, ffn, qkv), core
 
 
-def last_product(kernels: Kernels, model: Model, layout: Layout, sequence: int) -> float:
+def last_product(kernels: Kernels, model: Decoder, layout: Layout, sequence: int) -> float:
     """Seconds of a layer's last product and residual, whose results nothing in the layer's backward needs."""
     tokens = layout.micro_batch * sequence / layout.context
     shared = tokens / layout.tensor if layout.sequence_parallel else tokens
@@ -130,7 +131,7 @@ def last_product(kernels: Kernels, model: Model, layout: Layout, sequence: int) 
     return kernels.product(tokens, model.hidden, model.ffn / layout.tensor) + residual
 
 
-def _element_wise(kernels: Kernels, model: Model, tokens: float, shared: float, ffn: float, qkv: float) -> Passes:
+def _element_wise(kernels: Kernels, model: Decoder, tokens: float, shared: float, ffn: float, qkv: float) -> Passes:
     """Norms, residuals, activation function and gradient sums, in reads and writes of one element.
 
     Forward: two norms of 2, two residuals of 3, the activation (2, or 3 with a gate). Backward: a norm's 3, the sum
@@ -146,11 +147,11 @@ def _element_wise(kernels: Kernels, model: Model, tokens: float, shared: float, 
     both = 2 * qkv * tokens if kernels.runtime.attention == "unfused" else 0.0
     if model.gated:
         fused = compiled or kernels.runtime.attention == "native"
-        both += (2 if fused else 8) * qkv * tokens * (1 - model.kv_hidden / (model.hidden + 2 * model.kv_hidden))
+        both += (2 if fused else 8) * qkv * tokens * (1 - model.kv_hidden / (model.query_hidden + 2 * model.kv_hidden))
     return Passes(kernels.move(kernels.element * (forward + both)), kernels.move(kernels.element * (backward + both)))
 
 
-def head(kernels: Kernels, model: Model, layout: Layout, sequence: int) -> Passes:
+def head(kernels: Kernels, model: Decoder, layout: Layout, sequence: int) -> Passes:
     """The final norm, the logits and the loss of one micro-batch on the last pipeline rank."""
     tokens = layout.micro_batch * sequence / layout.context
     vocabulary = model.vocab / layout.tensor

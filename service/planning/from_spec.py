@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
+from rubato.arithmetic import AUTOCAST, FP32, Decoder
 from rubato.layout import layout_for
 from rubato.spec import JobSpec
-from service.planning.shapes import AUTOCAST, FP32, Layout, Model, Runtime, Work
+from service.planning.shapes import Layout, Runtime, Work
 
 
 def work_of(spec: JobSpec) -> Work:
     """The model, sequence and batch of a job."""
-    model = spec.model
-    sizes = Model(
-        layers=model.layers,
-        hidden=model.hidden_size,
-        heads=model.heads,
-        kv_heads=model.kv_heads,
-        ffn=model.ffn_size,
-        vocab=spec.data.vocab_size,
-        gated=True,
-        tied=model.tie_embeddings,
-    )
-    return Work(sizes, spec.data.sequence_length, spec.train.global_batch)
+    decoder = Decoder.of(spec.model, spec.data.vocab_size)
+    return Work(decoder, spec.data.sequence_length, spec.train.global_batch)
 
 
 def runtime_of(spec: JobSpec) -> Runtime:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rubato.arithmetic import Recompute, Software, in_flight, kept_bytes_per_token, parameters_of_rank
 from service.planning.constants import Constants
-from service.planning.shapes import Accelerator, Layout, Model, Runtime, Work
+from service.planning.shapes import Accelerator, Layout, Runtime, Work
 
 # A logit on its way through the loss: 16 bits, then 32 for the cast, the log-probabilities and their gradient, and 16
 # for the gradient of the product. The last two replace the first.
@@ -50,49 +51,12 @@ class Memory:
         return self.allocated + self.reserved + self.context
 
 
-def kept_bytes_per_token(model: Model, layout: Layout, runtime: Runtime, sequence: int) -> tuple[float, float]:
-    """Bytes a layer keeps of each token for its backward: with this layout's recomputation, and with none.
-
-    Korthikanti et al. 2022 (arXiv:2205.05198), equations 1 to 4, for any MLP: inputs of the norms and of the matrix
-    products, masks of two dropouts where attention is unfused, queries, keys, values and the attention's output, what
-    enters and leaves the activation function. Unfused attention keeps 5 bytes a score: softmax, its dropout and mask.
-    """
-    element = runtime.precision.activation
-    unfused = runtime.attention == "unfused"
-    shared: float = model.hidden * (4 * element + (2 if unfused else 0))
-    mlp = (4 if model.gated else 2) * model.ffn
-    split = element * (2 * (model.hidden + model.kv_hidden) + mlp) / layout.tensor
-    scores = 5 * element / 2 * model.heads * sequence / layout.tensor if unfused else 0.0
-    if layout.sequence_parallel:
-        shared /= layout.tensor
-    whole = shared + split + scores
-    checkpoint = element * model.hidden / (layout.tensor if layout.sequence_parallel else 1)
-    kept = {"none": whole, "selective": shared + split, "full": checkpoint}[layout.recompute]
-    return kept, whole
-
-
-def in_flight(layout: Layout, rank: int, micro_batches: int) -> float:
-    """Micro-batches a pipeline rank holds activations of at its peak, in units of all its layers.
-
-    1F1B holds as many as there are stages from here on (arXiv:2104.04473, section 2.2.1); interleaving starts
-    2 (p - i - 1) + (v - 1) p chunks early (Megatron's schedule); GPipe holds all of them (arXiv:1811.06965).
-    """
-    if layout.pipeline == 1:
-        return 1.0
-    if layout.schedule == "gpipe":
-        return micro_batches
-    if layout.virtual_stages > 1:
-        chunks = 2 * (layout.pipeline - rank - 1) + (layout.virtual_stages - 1) * layout.pipeline + 1
-        return min(chunks / layout.virtual_stages, micro_batches)
-    return min(layout.pipeline - rank, micro_batches)
-
-
 class MemoryModel:
     """Predicts the peak memory of the workers of one piece of work; remembers what layouts have in common."""
 
     def __init__(self, work: Work, accelerator: Accelerator, runtime: Runtime, constants: Constants) -> None:
         self.work, self.accelerator, self.runtime, self.constants = work, accelerator, runtime, constants
-        self._kept: dict[tuple[int, str, bool], tuple[float, float]] = {}
+        self._kept: dict[tuple[int, Recompute, bool], tuple[float, float]] = {}
 
     def peak(self, layout: Layout) -> Memory:
         """The worker that needs most. First, middle and last pipeline ranks differ, so each kind is looked at."""
@@ -107,11 +71,10 @@ class MemoryModel:
         """Peak bytes on a worker of one pipeline rank."""
         model, precision = self.work.model, self.runtime.precision
         layers = layout.layers_on(model, rank)
-        first, last = rank == 0, rank == layout.pipeline - 1
-        embeddings = int(first) + int(last and not (first and model.tied))
+        last = rank == layout.pipeline - 1
+        held = parameters_of_rank(model, layout, rank, layers)
         layer = model.layer_parameters / layout.tensor
         embedding = model.embedding_parameters / layout.tensor
-        held = layers * layer + embeddings * embedding
         shards = layout.shards
 
         parameters = precision.parameter * held / (shards if layout.zero == 3 else 1)
@@ -131,7 +94,7 @@ class MemoryModel:
             working = max(working, LOGIT_BYTES * tokens * model.vocab / layout.tensor)
         if layout.zero >= 2 and shards > 1:
             gathered = GATHERED_LAYERS * layer
-            gathered = max(gathered, layer + embedding) if embeddings else gathered
+            gathered = max(gathered, layer + embedding) if rank == 0 or last else gathered
             working += precision.activation * gathered * (2 if layout.zero == 3 else 1)
         step = OPTIMIZER_TEMPORARY * held / (shards if layout.zero else 1)
         transient = max(working, step - activations)
@@ -149,5 +112,8 @@ class MemoryModel:
     def _kept_bytes(self, layout: Layout) -> tuple[float, float]:
         key = (layout.tensor, layout.recompute, layout.sequence_parallel)
         if key not in self._kept:
-            self._kept[key] = kept_bytes_per_token(self.work.model, layout, self.runtime, self.work.sequence)
+            software = Software(unfused_attention=self.runtime.attention == "unfused")
+            self._kept[key] = kept_bytes_per_token(
+                self.work.model, layout, self.runtime.precision, self.work.sequence, software
+            )
         return self._kept[key]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
 
+from rubato.arithmetic import training_flops_per_token
 from rubato.layout import runs_in_schedule
 from service.planning.candidates import Space, pipeline_degrees, replicas, tensor_degrees
 from service.planning.constants import Constants, fitted
@@ -80,7 +81,7 @@ class Search:
         self.time = TimeModel(work, cluster, runtime, constants)
         self.memory = MemoryModel(work, cluster.accelerator, runtime, constants)
         self.limit = cluster.accelerator.memory_bytes * (1 - margin)
-        self._flops = work.tokens * work.model.flops_per_token(work.sequence)
+        self._flops = work.tokens * training_flops_per_token(work.model, work.sequence)
         self._replicas = {
             (tensor, pipeline): self._bounded(tensor, pipeline)
             for tensor in tensor_degrees(work, self.space, cluster.node_size)

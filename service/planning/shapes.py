@@ -1,75 +1,23 @@
-"""What the planner reasons about: a decoder's sizes, the work of a step, a layout, how it is run, and a cluster."""
+"""What the planner reasons about: the work of a step, a layout, how it is run, and a cluster."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from math import ceil
 from typing import Literal
 
+from rubato.arithmetic import BF16, Decoder, Precision, Recompute
 from rubato.layout import split_evenly
 
-Recompute = Literal["none", "selective", "full"]
 Schedule = Literal["1f1b", "gpipe", "interleaved"]
 Attention = Literal["unfused", "flash1", "flash2", "native"]
-
-
-@dataclass(frozen=True)
-class Model:
-    """Sizes of a dense decoder. ``gated``: a SwiGLU MLP of three matrices; ``tied``: one embedding in and out."""
-
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    ffn: int
-    vocab: int
-    gated: bool = True
-    tied: bool = False
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden // self.heads
-
-    @property
-    def kv_hidden(self) -> int:
-        """Width of the keys (and of the values)."""
-        return self.kv_heads * self.head_dim
-
-    @property
-    def mlp_matrices(self) -> int:
-        return 3 if self.gated else 2
-
-    @cached_property
-    def layer_parameters(self) -> int:
-        """Parameters of one layer: attention, MLP and its two norms."""
-        attention = 2 * self.hidden * (self.hidden + self.kv_hidden)
-        return attention + self.mlp_matrices * self.hidden * self.ffn + 2 * self.hidden
-
-    @property
-    def embedding_parameters(self) -> int:
-        return self.vocab * self.hidden
-
-    @property
-    def parameters(self) -> int:
-        """All parameters; a tied embedding counts once."""
-        return self.layers * self.layer_parameters + (1 if self.tied else 2) * self.embedding_parameters + self.hidden
-
-    def flops_per_token(self, sequence: int) -> float:
-        """Forward and backward FLOPs of a token without recomputation: 6 a weight, 12 h s a layer of attention.
-
-        The count of the PaLM paper, appendix B (arXiv:2204.02311), which MFU is defined by; embeddings look up and
-        cost nothing, and attention counts the whole square of scores.
-        """
-        weights = self.layers * self.layer_parameters + self.embedding_parameters
-        return 6.0 * weights + 12.0 * self.layers * self.hidden * sequence
 
 
 @dataclass(frozen=True)
 class Work:
     """One step: a global batch of sequences of one length."""
 
-    model: Model
+    model: Decoder
     sequence: int
     global_batch: int
 
@@ -117,11 +65,11 @@ class Layout:
         """The same replica, so many times, at a ZeRO stage."""
         return replace(self, data=data, zero=zero)
 
-    def layers_of(self, model: Model) -> tuple[int, ...]:
+    def layers_of(self, model: Decoder) -> tuple[int, ...]:
         """Layers of each pipeline rank, first to last."""
         return self.stage_layers or tuple(split_evenly(model.layers, self.pipeline))
 
-    def layers_on(self, model: Model, rank: int) -> int:
+    def layers_on(self, model: Decoder, rank: int) -> int:
         """Layers of one pipeline rank."""
         if self.stage_layers:
             return self.stage_layers[rank]
@@ -131,34 +79,6 @@ class Layout:
     def micro_batches(self, global_batch: int) -> int:
         """Micro-batches of the replica that has most; it is the one the others wait for."""
         return ceil(ceil(global_batch / self.micro_batch) / self.data)
-
-
-@dataclass(frozen=True)
-class Precision:
-    """Bytes a parameter takes in each of its roles, and bytes of an activation.
-
-    ``parameter``: the resident copy; ``gradient``: as accumulated; ``computed_gradient``: kept beside it as backward
-    computed it; ``optimizer``: two moments, and a master copy where ``parameter`` is 16-bit; ``wire``: a gradient on
-    its way; ``activation``: 2, or 4 without mixed precision.
-    """
-
-    parameter: int
-    gradient: int
-    optimizer: int
-    wire: int
-    activation: int = 2
-    computed_gradient: int = 0
-
-
-FP16 = Precision(parameter=2, gradient=2, optimizer=12, wire=2)
-"""Megatron and DeepSpeed in fp16 (arXiv:1910.02054, section 3.1)."""
-BF16 = Precision(parameter=2, gradient=4, optimizer=12, wire=4, computed_gradient=2)
-"""Megatron and DeepSpeed in bf16: as fp16, but gradients accumulate and reduce in 32 bits."""
-SHARDED = Precision(parameter=4, gradient=4, optimizer=8, wire=2)
-"""FSDP with a bf16 policy: 32-bit shards are the master copy, gathered and reduced in 16 bits."""
-AUTOCAST = Precision(parameter=4, gradient=4, optimizer=8, wire=4)
-"""32-bit parameters, gradients and reductions, 16-bit products."""
-FP32 = Precision(parameter=4, gradient=4, optimizer=8, wire=4, activation=4)
 
 
 @dataclass(frozen=True)

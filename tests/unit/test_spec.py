@@ -46,6 +46,37 @@ def test_a_preset_a_default_and_an_explicit_value_meet_in_one_resolved_spec() ->
     assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
 
 
+@pytest.mark.parametrize(
+    ("model", "resolved"),
+    [
+        (
+            {"family": "gpt2", "preset": "124m"},
+            {"ffn_size": 3072, "positions": 1024, "qkv_bias": True, "rope_theta": None},
+        ),
+        ({"family": "gpt2", "preset": "124m"}, {"tie_embeddings": True, "kv_heads": 12, "head_size": 64}),
+        ({"preset": "70b"}, {"kv_heads": 8, "head_size": 128, "qkv_bias": False, "tie_embeddings": False}),
+        ({"family": "qwen", "preset": "3-32b"}, {"head_size": 128, "qkv_bias": False, "norm_eps": 1e-6}),
+        ({"family": "qwen", "preset": "2.5-0.5b"}, {"head_size": 64, "qkv_bias": True, "rope_theta": 1e6}),
+        ({"family": "qwen", "preset": "tiny", "rope_theta": None}, {"rope_theta": 1e6, "qkv_bias": False}),
+    ],
+)
+def test_a_family_fills_in_what_is_its_own(model: dict[str, Any], resolved: dict[str, Any]) -> None:
+    spec = parse_spec(content(model=model, parallelism={}))
+    assert {name: getattr(spec.model, name) for name in resolved} == resolved
+    assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
+
+
+def test_what_cannot_be_worked_out_is_not_said_to_be_missing() -> None:
+    assert [problem.field for problem in problems(model={"hidden_size": 64, "layers": 4, "ffn_size": 192})] == [
+        "model.heads"
+    ]
+
+
+def test_key_value_heads_may_be_fewer_than_tensor_ranks() -> None:
+    model = {"preset": "tiny", "kv_heads": 1}
+    assert parse_spec(content(model=model, parallelism={"tensor": 4}, workers=4)).model.kv_heads == 1
+
+
 def test_a_plain_number_of_workers_means_exactly_that_many() -> None:
     workers = parse_spec(content(workers=4)).workers
     assert (workers.min, workers.max) == (4, 4)
@@ -57,6 +88,37 @@ def test_a_plain_number_of_workers_means_exactly_that_many() -> None:
         ({"trian": {}}, "trian", "unknown field", "did you mean 'train'?"),
         ({"train__stpes": 3}, "train.stpes", "unknown field", "did you mean 'steps'?"),
         ({"model__preset": "8mm"}, "model.preset", "no preset is called '8mm'", "did you mean '8m'?"),
+        ({"model__preset": "3-0.6b"}, "model.preset", "no preset is called '3-0.6b'", "use family: qwen"),
+        ({"model__family": "lama"}, "model.family", "'lama' is not known", "did you mean 'llama'?"),
+        ({"model__rope_thta": 1e4}, "model.rope_thta", "unknown field", "did you mean 'rope_theta'?"),
+        ({"model__positions": 64}, "model.positions", "llama turns queries and keys", "leave positions out"),
+        ({"model__qkv_bias": True}, "model.qkv_bias", "qwen has them", "leave qkv_bias out"),
+        ({"model__head_size": 32}, "model.head_size", "32 is not 64 / 4; qwen's may differ", "leave head_size out"),
+        ({"model__family": "gpt2", "model__qkv_bias": False}, "model.qkv_bias", "in every linear layer", "leave"),
+        (
+            {"model__family": "gpt2", "model__rope_theta": 1e4},
+            "model.rope_theta",
+            "a vector for each position",
+            "leave",
+        ),
+        ({"model__family": "gpt2", "model__kv_heads": 2}, "model.kv_heads", "no grouped queries", "use 4 (heads)"),
+        ({"model__family": "gpt2", "model__positions": 32}, "data.sequence_length", "32 positions", "of 64"),
+        ({"model__family": "gpt2", "model__positions": 65}, "parallelism.tensor", "model.positions (65)", "tensor 1"),
+        ({"model__family": "qwen", "model__head_size": 9}, "model.head_size", "rotated in pairs", "even"),
+        ({"model__family": "qwen", "model__rope_scaling": {"factor": 2}}, "model.rope_scaling", "YaRN", "leave"),
+        ({"model__rope_scaling": {"factor": 0.5}}, "model.rope_scaling.factor", "0.5 will not do", "greater than"),
+        (
+            {"model__rope_scaling": {"factor": 2, "low_frequency_factor": 4}},
+            "model.rope_scaling.high_frequency_factor",
+            "4 is not above low_frequency_factor 4",
+            "choose a larger one",
+        ),
+        (
+            {"model__heads": 12, "model__hidden_size": 96, "model__kv_heads": 3, "model__ffn_size": 192},
+            "parallelism.tensor",
+            "3 key/value heads can neither be split nor be repeated evenly over 2 ranks",
+            "use tensor 1",
+        ),
         ({"train__precision": "bf-16"}, "train.precision", "'bf-16' is not known", "did you mean 'bf16'?"),
         ({"train__steps": 0}, "train.steps", "0 will not do", "greater than 0"),
         ({"name": "Demo Job"}, "name", "'Demo Job' will not do", "lower-case letters"),
@@ -69,7 +131,6 @@ def test_a_plain_number_of_workers_means_exactly_that_many() -> None:
         ({"workers": 5}, "workers", "5 workers cannot be laid out at tensor 2 x pipeline 2", "use 4 or 8 workers"),
         ({"workers": {"min": 8, "max": 4}}, "workers.min", "min 8 is above max 4", "at most max"),
         ({"model__heads": 6}, "model.heads", "6 heads do not divide hidden_size 64", "divisor"),
-        ({"model__tie_embeddings": True}, "parallelism.pipeline", "tied embeddings", "tie_embeddings: false"),
         ({"optimizer__schedule__warmup": 11}, "optimizer.schedule.warmup", "more than train.steps", "at most 10"),
         ({"parallelism__virtual_stages": 2}, "parallelism.virtual_stages", "one stage a rank", "interleaved"),
     ],

@@ -30,7 +30,7 @@ from workers.engine.optim import clip_factor, learning_rate, squared_norm
 from workers.engine.parallel.compose import ModelShare
 from workers.engine.parallel.data import DataAxisError, DataGroup, GradientBuckets
 from workers.engine.parallel.pipeline import Runner
-from workers.engine.parallel.tensor import NOT_COUNTED, is_replicated, local_gradients
+from workers.engine.parallel.tensor import NOT_COUNTED, local_gradients
 from workers.engine.run import RunDirectory
 from workers.engine.state import TrainingState
 
@@ -110,8 +110,6 @@ class Worker:
         self.share = ModelShare(spec, mesh)
         self.state = TrainingState(self.share.parameters, spec.optimizer)
         self.buckets = GradientBuckets(self.state.leaves, spec.communication.bucket_mb)
-        first_of_tensor = mesh.tensor.index == 0
-        self.in_norm = [first_of_tensor or not is_replicated(each) for each in self.share.parameters.values()]
         self.checkpoints = CheckpointStore(
             run.checkpoints,
             keep_last=spec.checkpoint.keep_last,
@@ -186,9 +184,10 @@ class Worker:
         loss = self.backward(session.runner, tokens_BS, targets_BS)
         sums = torch.stack([loss, (targets_BS != NOT_COUNTED).sum().to(loss)])
         session.data.sum([*self.buckets.flat, sums])
+        self.share.sum_tied(self.buckets.gradients)
 
         # Over the replica: each stage knows its own gradients, the last one the loss.
-        squares = squared_norm(self.buckets.gradients, self.in_norm)
+        squares = squared_norm(self.buckets.gradients, self.share.counted)
         loss_here = float(sums[0]) if self.mesh.tensor.index == 0 else 0.0
         asked = float(self.membership.boundary_requested())
         squares, loss_sum, asked = self.mesh.sum([squares, loss_here, asked])
@@ -251,7 +250,8 @@ class Worker:
             self.state.begin()
         for _ in range(steps):
             self.backward(runner, tokens_BS, tokens_BS)
-            squared_norm(self.buckets.gradients, self.in_norm)
+            self.share.sum_tied(self.buckets.gradients)
+            squared_norm(self.buckets.gradients, self.share.counted)
             self.state.update(lr=0.0, tokens=0)
         self.state.drop()
 

@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from rubato.spec import LLAMA_PRESETS
-from workers.engine.models.llama import Llama, LlamaConfig
+from rubato.arithmetic import Decoder, forward_flops_per_token
+from rubato.spec import PRESETS
+from workers.engine.models import whole_model
 from workers.engine.watch import Throughput, flops_per_token, measured_peak, model_flops_utilization, peak_flops
-from workers.engine.watch.flops import forward_flops_per_token
 
 
-@pytest.mark.parametrize("kv_heads", [4, 2])
-def test_flops_are_those_of_the_model(make_spec, kv_heads: int) -> None:
-    spec = make_spec(model={"kv_heads": kv_heads}, data={"sequence_length": 32})
-    model, tokens = Llama(LlamaConfig.from_spec(spec)), torch.zeros(2, 32, dtype=torch.int64)
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"kv_heads": 4},
+        {"kv_heads": 2},
+        {"family": "gpt2"},
+        {"family": "qwen", "kv_heads": 1},
+        {"family": "qwen", "qk_norm": True, "head_size": 32},
+    ],
+)
+def test_flops_are_those_of_the_model(make_spec, model: dict[str, Any]) -> None:
+    spec = make_spec(model=model, data={"sequence_length": 32})
+    built, tokens = whole_model(spec), torch.zeros(2, 32, dtype=torch.int64)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # of fused attention it sees nothing
-        loss = model(tokens).sum()
-        assert counter.get_total_flops() == tokens.numel() * forward_flops_per_token(spec.model, 256, 32)
+        loss = built(tokens).sum()
+        forward = forward_flops_per_token(Decoder.of(spec.model, 256), 32)
+        assert counter.get_total_flops() == tokens.numel() * forward
         loss.backward()
     assert counter.get_total_flops() == tokens.numel() * flops_per_token(spec)
 
 
 def test_flops_of_a_large_model_are_near_six_a_parameter(make_spec) -> None:
     spec = make_spec(model={"preset": "7b"}, data={"sequence_length": 4096})
-    sizes = LLAMA_PRESETS["7b"]
+    sizes = PRESETS["llama"]["7b"].sizes
     layer = 4 * sizes["hidden_size"] ** 2 + 3 * sizes["hidden_size"] * sizes["ffn_size"]
     multiplying = sizes["layers"] * layer + 256 * sizes["hidden_size"]
     attention = 12 * sizes["layers"] * sizes["hidden_size"] * 4096  # 12 L H Q T of the paper

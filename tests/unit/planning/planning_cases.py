@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from rubato.arithmetic import Decoder
 from service.planning.accelerators import accelerator
 from service.planning.constants import Constants
-from service.planning.shapes import Accelerator, Cluster, Model, Work
+from service.planning.shapes import Accelerator, Cluster, Work
 
-LLAMA_8B = Model(layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256)
-LLAMA_70B = Model(layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672, vocab=128256)
-GPT3_175B = Model(layers=96, hidden=12288, heads=96, kv_heads=96, ffn=49152, vocab=51200, gated=False, tied=True)
-GPT_22B = Model(layers=48, hidden=6144, heads=64, kv_heads=64, ffn=24576, vocab=51200, gated=False, tied=True)
-SMALL = Model(layers=8, hidden=512, heads=8, kv_heads=8, ffn=1536, vocab=1024)
+LLAMA_8B = Decoder(layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256)
+LLAMA_70B = Decoder(layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672, vocab=128256)
+GPT3_175B = Decoder(layers=96, hidden=12288, heads=96, kv_heads=96, ffn=49152, vocab=51200, gated=False, tied=True)
+GPT_22B = Decoder(layers=48, hidden=6144, heads=64, kv_heads=64, ffn=24576, vocab=51200, gated=False, tied=True)
+SMALL = Decoder(layers=8, hidden=512, heads=8, kv_heads=8, ffn=1536, vocab=1024)
 
 # A device whose numbers are powers of ten, and constants that change nothing.
 PLAIN = Accelerator(

@@ -16,8 +16,8 @@ import pytest
 from benchmarks.fitting import START, TIME_CONSTANTS, fit
 from benchmarks.published_runs import read_runs
 from benchmarks.scoring import Quantity, figures, peak_gib, ranking, tokens_per_gpu
+from rubato.arithmetic import BF16, FP16, SHARDED
 from service.planning.constants import fitted
-from service.planning.shapes import BF16, FP16, SHARDED
 
 ROOT = Path(__file__).parents[3]
 CLOSE = [*ROOT.parent.glob("*/data/published_runs.csv"), *ROOT.glob("data/published_runs.csv")]

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning_cases import LLAMA_8B, LLAMA_70B, NEUTRAL, PLAIN, SMALL, SMALL_WORK, h100s, plain_cluster
 
+from rubato.arithmetic import training_flops_per_token
 from service.planning.candidates import Space, micro_batch_sizes, pipeline_degrees, replicas, tensor_degrees
 from service.planning.elastic import elastic_plan
 from service.planning.refusals import difference, refuse, refused
@@ -61,7 +62,7 @@ def test_a_choice_says_speed_with_a_range_and_how_many_workers_it_leaves_idle() 
     assert choice.tokens_per_s == pytest.approx(16 * 256 / choice.step.seconds)
     low, high = choice.tokens_per_s_range
     assert low < choice.tokens_per_s < high
-    flops = 16 * 256 * SMALL.flops_per_token(256)
+    flops = 16 * 256 * training_flops_per_token(SMALL, 256)
     assert choice.mfu == pytest.approx(flops / choice.step.seconds / (8 * 2e12))
 
 

@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planning_cases import GPT_22B, NEUTRAL, PLAIN, SMALL, SMALL_WORK, h100s, plain_cluster
 
+from rubato.arithmetic import BF16, FP16, FP32
 from service.planning import compute
 from service.planning.accelerators import accelerator
 from service.planning.communication import Ring, transfer
 from service.planning.compute import Kernels, Passes
 from service.planning.constants import fitted
-from service.planning.shapes import BF16, FP16, FP32, Cluster, Layout, Runtime, Work
+from service.planning.shapes import Cluster, Layout, Runtime, Work
 from service.planning.throughput import StepTime, TimeModel
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from rubato.spec import JobSpec
-from workers.engine.models import llama
+from workers.engine.models import gpt2, llama, qwen
 
 
 class PartFactory(Protocol):
@@ -27,18 +27,20 @@ class Family:
     Attributes:
         configure: the config of the model a spec asks for.
         part: builds the module for one device.
-        tensor_plan: how a part is split over the tensor axis, by module name.
+        tensor_plan: how a part is split over a tensor axis of so many ranks, by module name.
         initial_value: the first value of a parameter by (global name, global shape, config, generator).
     """
 
     configure: Callable[[JobSpec], Any]
     part: PartFactory
-    tensor_plan: Callable[[Any], dict[str, ParallelStyle]]
+    tensor_plan: Callable[[Any, int], dict[str, ParallelStyle]]
     initial_value: Callable[[str, torch.Size, Any, torch.Generator], Tensor]
 
 
 FAMILIES: dict[str, Family] = {
+    "gpt2": Family(gpt2.GPT2Config.from_spec, gpt2.GPT2, gpt2.tensor_plan, gpt2.initial_value),
     "llama": Family(llama.LlamaConfig.from_spec, llama.Llama, llama.tensor_plan, llama.initial_value),
+    "qwen": Family(qwen.QwenConfig.from_spec, qwen.Qwen, qwen.tensor_plan, llama.initial_value),
 }
 
 

@@ -1,7 +1,8 @@
 """The Llama family: a decoder written for one device, and the plan that splits it over a tensor axis.
 
 RMSNorm before each block, rotary positions, grouped-query attention, SwiGLU (Touvron et al. 2023,
-https://arxiv.org/abs/2302.13971; https://arxiv.org/abs/2307.09288).
+https://arxiv.org/abs/2302.13971; https://arxiv.org/abs/2307.09288), rotary angles stretched for long sequences
+(Grattafiori et al. 2024, https://arxiv.org/abs/2407.21783).
 
 Dims in names: B sequences, S positions, D hidden, H heads, E dims a head, V vocabulary.
 """
@@ -9,8 +10,9 @@ Dims in names: B sequences, S positions, D hidden, H heads, E dims a head, V voc
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Self
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +26,8 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional
 
-from rubato.spec import JobSpec
+from rubato.spec import JobSpec, RopeScalingSpec
+from workers.engine.parallel.tensor import RepeatedHeads
 
 INITIAL_STD = 0.02
 
@@ -37,29 +40,39 @@ class LlamaConfig:
     layers: int
     heads: int
     kv_heads: int
+    head_size: int
     ffn_size: int
     vocab_size: int
     sequence_length: int
     rope_theta: float
+    rope_scaling: RopeScalingSpec | None
     norm_eps: float
     tie_embeddings: bool
 
     @classmethod
     def from_spec(cls, spec: JobSpec) -> Self:
         """The model that a job trains."""
-        sizes = spec.model.model_dump(exclude={"family", "preset"})
+        named = [field.name for field in fields(cls) if field.name in type(spec.model).model_fields]
+        sizes = {name: getattr(spec.model, name) for name in named}
         return cls(**sizes, vocab_size=spec.data.vocab_size, sequence_length=spec.data.sequence_length)
 
-    @property
-    def head_size(self) -> int:
-        return self.hidden_size // self.heads
 
-
-def rotations(length: int, head_size: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the rotary angles, each (length, head_size / 2), fp32 or wider."""
+def frequencies(head_size: int, theta: float, scaling: RopeScalingSpec | None, device: torch.device) -> Tensor:
+    """Angle a position of each pair of dims, (head_size / 2), fp32 or wider."""
     dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
-    exponents = torch.arange(0, head_size, 2, device=device, dtype=dtype) / head_size
-    angles = torch.outer(torch.arange(length, device=device, dtype=dtype), theta**-exponents)
+    frequency = 1 / theta ** (torch.arange(0, head_size, 2, device=device, dtype=dtype) / head_size)
+    if scaling is None:
+        return frequency
+    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    turns = frequency * scaling.original_length / (2 * math.pi)
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequency * (kept + (1 - kept) / scaling.factor)
+
+
+def rotations(length: int, frequency_E: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the rotary angles, each (length, head_size / 2)."""
+    positions = torch.arange(length, device=frequency_E.device, dtype=frequency_E.dtype)
+    angles = torch.outer(positions, frequency_E)
     return angles.cos(), angles.sin()
 
 
@@ -73,18 +86,16 @@ def rotate(heads_BSHE: Tensor, cos_SE: Tensor, sin_SE: Tensor) -> Tensor:
 class Attention(nn.Module):
     """Causal self-attention. Counts heads from the width of its weights, so it runs on a share of them too."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaConfig, qkv_bias: bool = False) -> None:
         super().__init__()
         self.head_size = config.head_size
-        self.wq = nn.Linear(config.hidden_size, config.heads * self.head_size, bias=False)
-        self.wk = nn.Linear(config.hidden_size, config.kv_heads * self.head_size, bias=False)
-        self.wv = nn.Linear(config.hidden_size, config.kv_heads * self.head_size, bias=False)
+        self.wq = nn.Linear(config.hidden_size, config.heads * self.head_size, bias=qkv_bias)
+        self.wk = nn.Linear(config.hidden_size, config.kv_heads * self.head_size, bias=qkv_bias)
+        self.wv = nn.Linear(config.hidden_size, config.kv_heads * self.head_size, bias=qkv_bias)
         self.wo = nn.Linear(config.heads * self.head_size, config.hidden_size, bias=False)
 
     def forward(self, hidden_BSD: Tensor, cos_SE: Tensor, sin_SE: Tensor) -> Tensor:
-        query, key, value = (
-            project(hidden_BSD).unflatten(-1, (-1, self.head_size)) for project in (self.wq, self.wk, self.wv)
-        )
+        query, key, value = self.project(hidden_BSD)
         query, key = rotate(query, cos_SE, sin_SE), rotate(key, cos_SE, sin_SE)
         mixed_BHSE = functional.scaled_dot_product_attention(
             query.transpose(1, 2),
@@ -94,6 +105,13 @@ class Attention(nn.Module):
             enable_gqa=query.shape[2] != key.shape[2],
         )
         return self.wo(mixed_BHSE.transpose(1, 2).flatten(2))
+
+    def project(self, hidden_BSD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, each (B, S, H, E), not yet turned."""
+        query, key, value = (
+            weights(hidden_BSD).unflatten(-1, (-1, self.head_size)) for weights in (self.wq, self.wk, self.wv)
+        )
+        return query, key, value
 
 
 class FeedForward(nn.Module):
@@ -112,10 +130,10 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """Attention and feed-forward, each added to the residual stream."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaConfig, attention: Attention) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
-        self.attention = Attention(config)
+        self.attention = attention
         self.ffn_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.feed_forward = FeedForward(config)
 
@@ -132,6 +150,8 @@ class Llama(nn.Module):
     parameter has one name in every layout.
     """
 
+    attention: ClassVar[Callable[[Any], Attention]] = Attention
+
     def __init__(
         self, config: LlamaConfig, layers: range | None = None, *, first: bool = True, last: bool = True
     ) -> None:
@@ -139,7 +159,7 @@ class Llama(nn.Module):
         self.config = config
         held = range(config.layers) if layers is None else layers
         self.tok_embeddings = nn.Embedding(config.vocab_size, config.hidden_size) if first else None
-        self.layers = nn.ModuleDict({str(number): Block(config) for number in held})
+        self.layers = nn.ModuleDict({str(number): Block(config, type(self).attention(config)) for number in held})
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps) if last else None
         self.output = nn.Linear(config.hidden_size, config.vocab_size, bias=False) if last else None
         self.tie_weights()
@@ -154,7 +174,8 @@ class Llama(nn.Module):
         if self.tok_embeddings is not None:
             hidden_BSD = self.tok_embeddings(hidden_BSD)
         config = self.config
-        cos_SE, sin_SE = rotations(config.sequence_length, config.head_size, config.rope_theta, hidden_BSD.device)
+        frequency_E = frequencies(config.head_size, config.rope_theta, config.rope_scaling, hidden_BSD.device)
+        cos_SE, sin_SE = rotations(config.sequence_length, frequency_E)
         for layer in self.layers.values():
             hidden_BSD = layer(hidden_BSD, cos_SE, sin_SE)
         if self.norm is not None and self.output is not None:
@@ -165,10 +186,12 @@ class Llama(nn.Module):
 def initial_value(name: str, shape: torch.Size, config: LlamaConfig, generator: torch.Generator) -> Tensor:
     """The first value of a parameter, by its global name and global shape, on the CPU.
 
-    Norms are ones. Weights are normal with a deviation of 0.02, and the two that write to the residual stream are
-    scaled down by sqrt(2 x layers), so its variance at the output does not grow with depth (GPT-2).
+    Norms are ones, biases zeros. Weights are normal with a deviation of 0.02, and the two that write to the residual
+    stream are scaled down by sqrt(2 x layers), so its variance at the output does not grow with depth (GPT-2).
     """
     value = torch.empty(shape)
+    if name.endswith(".bias"):
+        return nn.init.zeros_(value)
     if value.ndim == 1:
         return nn.init.ones_(value)
     into_residual = name.endswith(("attention.wo.weight", "feed_forward.w2.weight"))
@@ -176,14 +199,16 @@ def initial_value(name: str, shape: torch.Size, config: LlamaConfig, generator: 
     return nn.init.normal_(value, std=std, generator=generator)
 
 
-def tensor_plan(part: Llama) -> dict[str, ParallelStyle]:
-    """How the modules of a part are split over the tensor axis, by module name.
+def tensor_plan(part: Llama, degree: int) -> dict[str, ParallelStyle]:
+    """How the modules of a part are split over a tensor axis of ``degree`` ranks, by module name.
 
-    Heads, feed-forward width and vocabulary are sharded; between blocks the residual stream is sharded along the
-    sequence (Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198). Stages pass their sequence shards on, and
-    the logits stay sharded over the vocabulary: parts take and return plain local tensors.
+    Heads, feed-forward width and vocabulary are sharded, but key/value heads fewer than the ranks are repeated; between
+    blocks the residual stream is sharded along the sequence (Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198).
+    Stages pass their sequence shards on, and the logits stay sharded over the vocabulary: parts take and return plain
+    local tensors.
     """
     sequence, whole = Shard(1), Replicate()
+    repeated = degree > part.config.kv_heads
     plan: dict[str, ParallelStyle] = {}
     if part.tok_embeddings is not None:
         plan["tok_embeddings"] = RowwiseParallel(input_layouts=whole, output_layouts=sequence)
@@ -198,8 +223,8 @@ def tensor_plan(part: Llama) -> dict[str, ParallelStyle]:
                 input_layouts=(sequence, None, None), desired_input_layouts=(whole, None, None)
             ),
             block + "attention.wq": ColwiseParallel(),
-            block + "attention.wk": ColwiseParallel(),
-            block + "attention.wv": ColwiseParallel(),
+            block + "attention.wk": RepeatedHeads(part.config.kv_heads) if repeated else ColwiseParallel(),
+            block + "attention.wv": RepeatedHeads(part.config.kv_heads) if repeated else ColwiseParallel(),
             block + "attention.wo": RowwiseParallel(output_layouts=sequence),
             block + "ffn_norm": SequenceParallel(),
             block + "feed_forward": PrepareModuleInput(input_layouts=(sequence,), desired_input_layouts=(whole,)),

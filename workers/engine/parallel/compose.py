@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rubato.spec import JobSpec
 from workers.engine.memory.precision import apply_precision
 from workers.engine.mesh import ReplicaMesh
 from workers.engine.models import FAMILIES
 from workers.engine.parallel.pipeline import Boundary, ManyStages, OneStage, Runner, stretches
-from workers.engine.parallel.tensor import TokenLoss, set_whole, split_over_tensor_axis
+from workers.engine.parallel.tensor import TokenLoss, is_replicated, set_whole, split_over_tensor_axis
+from workers.engine.parallel.tied import TIED_NAMES, TiedGradient
 
 
 class ModelShare:
@@ -21,6 +22,7 @@ class ModelShare:
 
     Attributes:
         parameters: by global name, the same in every layout; DTensors where a tensor axis splits the model.
+        counted: for each of them, whether its gradient counts here in a norm over the replica.
     """
 
     def __init__(self, spec: JobSpec, mesh: ReplicaMesh) -> None:
@@ -31,23 +33,49 @@ class ModelShare:
         self._axis = mesh.axes["tensor"] if mesh.axes is not None and mesh.tensor.size > 1 else None
         self._held = stretches(spec.parallelism, spec.model.layers, mesh.pipeline.index)
         self._parts = [self._build(stretch.layers, stretch.first, stretch.last) for stretch in self._held]
+        self._tie_parts()
         self._loss = TokenLoss(spec.train.global_batch * spec.data.sequence_length, self._axis)
         self.parameters: dict[str, nn.Parameter] = dict(self._named())
+        self._tied = TiedGradient.of(mesh.pipeline, self._held, list(self.parameters), tied=spec.model.tie_embeddings)
+        self.counted = [
+            mesh.tensor.index == 0 or not is_replicated(parameter) for parameter in self.parameters.values()
+        ]
+        if self._tied is not None and self._tied.copy:
+            self.counted[self._tied.place] = False
 
     def _build(self, layers: range, first: bool, last: bool) -> nn.Module:
         # On the meta device until the part is as small as it gets: the whole may fit on no single worker.
         with torch.device("meta"):
             part = self._family.part(self._config, layers, first=first, last=last)
         if self._axis is not None:
-            split_over_tensor_axis(part, self._family.tensor_plan(part), self._axis)
+            split_over_tensor_axis(part, self._family.tensor_plan(part, self._axis.size()), self._axis)
         part.to_empty(device=self._mesh.device.torch_device)
         part.tie_weights()
         apply_precision(part, self._spec.train.precision, self._mesh.device)
         return part
 
+    def _tie_parts(self) -> None:
+        """Makes the last part use the embedding of the first, where both are here."""
+        embeddings = [part.tok_embeddings for part in self._parts if part.tok_embeddings is not None]
+        for part in self._parts:
+            if self._config.tie_embeddings and part.output is not None and embeddings:
+                part.output.weight = embeddings[0].weight
+
     def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
         for part in self._parts:
-            yield from part.named_parameters()
+            for name, parameter in part.named_parameters():
+                yield TIED_NAMES.get(name, name) if self._config.tie_embeddings else name, parameter
+
+    def sum_tied(self, gradients: Sequence[Tensor]) -> None:
+        """Completes the gradient of an embedding that is also the head of another stage.
+
+        After the sums over the data axis, so that both stages add the same two numbers and stay equal to the last bit.
+
+        Args:
+            gradients: of this rank's parameters, in their order.
+        """
+        if self._tied is not None:
+            self._tied.sum(gradients)
 
     def initialise(self) -> None:
         """Sets every parameter to its first value, a function of (seed, global name): the same in every layout."""

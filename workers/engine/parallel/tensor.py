@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle, loss_parallel, parallelize_module
 from torch.nn import functional
 
@@ -23,6 +23,31 @@ NOT_COUNTED = -100
 def split_over_tensor_axis(part: nn.Module, plan: dict[str, ParallelStyle], axis: DeviceMesh) -> None:
     """Makes the parameters of a part DTensors over ``axis`` (one dim), as its plan says."""
     parallelize_module(part, axis, plan)
+
+
+class RepeatedHeads(ParallelStyle):
+    """A linear layer whose heads are fewer than the ranks of the axis: all ranks hold and compute it whole.
+
+    Each takes the one head that its queries attend to, so attention counts heads as it does elsewhere. That rank's
+    gradient is of its head alone, hence partial, and `local_gradients` sums it.
+
+    Args:
+        heads: how many the layer makes; the size of the axis is a multiple of it.
+    """
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self._heads = heads
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        head = device_mesh.get_local_rank() * self._heads // device_mesh.size()
+
+        def own_head(module: nn.Module, inputs: object, output: DTensor) -> Tensor:
+            return output.to_local(grad_placements=[Partial()]).unflatten(-1, (self._heads, -1))[..., head, :]
+
+        distributed: nn.Module = distribute_module(module, device_mesh)
+        distributed.register_forward_hook(own_head)
+        return distributed
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from rubato.spec import JobSpec, ModelSpec
+from rubato.arithmetic import Decoder, training_flops_per_token
+from rubato.spec import JobSpec
 
 
 def flops_per_token(spec: JobSpec) -> int:
-    """Floating-point operations to train on one token, forward and backward.
-
-    Counted as in PaLM (Chowdhery et al., 2022, appendix B): 6 for each parameter that multiplies a token, and 12 x
-    layers x heads x head size x sequence length for attention, whose scores are taken as a full square. Exact where
-    the paper rounds: only matrices count (norms, biases and the lookup of embeddings are not matrix products), the
-    output head does. Recomputed activations are not counted: that is what makes it *model* FLOPs.
-    """
-    return 3 * forward_flops_per_token(spec.model, spec.data.vocab_size, spec.data.sequence_length)
-
-
-def forward_flops_per_token(model: ModelSpec, vocab_size: int, sequence_length: int) -> int:
-    """Floating-point operations of the matrix products of one token's forward pass; 2 for a multiply-add."""
-    hidden = model.hidden_size
-    keys = hidden // model.heads * model.kv_heads
-    projections = 2 * hidden * hidden + 2 * hidden * keys  # queries and output; keys and values
-    feed_forward = 3 * hidden * model.ffn_size  # gate, up and down
-    attention = 2 * sequence_length * hidden  # scores, and the sum of values they weigh
-    return 2 * (model.layers * (projections + feed_forward + attention) + hidden * vocab_size)
+    """Floating-point operations to train on one token, with attention as a full square: what MFU is defined by."""
+    return training_flops_per_token(Decoder.of(spec.model, spec.data.vocab_size), spec.data.sequence_length)
 
 
 def model_flops_utilization(tokens_per_s: float, spec: JobSpec, workers: int, peak: float) -> float:

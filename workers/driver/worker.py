@@ -21,6 +21,7 @@ from rubato.spec import JobSpec, parse_spec
 from workers.driver.assignment import Assignment
 from workers.driver.rendezvous import protocol
 from workers.driver.rendezvous.client import RendezvousLostError, RendezvousMembership
+from workers.engine.checkpoint import FencedError
 from workers.engine.device import Device
 from workers.engine.mesh import ReplicaMesh
 from workers.engine.run import RunDirectory
@@ -62,22 +63,28 @@ def _train(spec: JobSpec, assignment: Assignment, mesh: ReplicaMesh, membership:
     run = RunDirectory(assignment.run_dir)
     try:
         result = train(spec, membership=membership, mesh=mesh, run=run, fence=lambda: run.holds(assignment.epoch))
-    except RubatoError as error:
-        log.exception("spec or data cannot be used")
-        membership.crashed("user", str(error))
-        return False
     except Exception as error:
         log.exception("this worker cannot go on")
         fault, cause = blame(error)
         membership.crashed(fault, cause)
+        if fault == "user":
+            return False
         membership.close(goodbye=False)
         _exit()
     log.info("ended at step %s, %s", result.step, "finished" if result.finished else "let go")
     return True
 
 
-def blame(error: Exception) -> tuple[Literal["program", "replica"], str]:
-    """Whether an error came of a mate that is gone, as far as it can be told, and the error in a line."""
+def blame(error: Exception) -> tuple[Literal["user", "program", "replica"], str]:
+    """Whose fault an error is, as far as it can be told, and the error in a line.
+
+    The user's are those about spec and data. A replica cannot go on without a mate that is gone, nor where a newer
+    attempt has taken over.
+    """
+    if isinstance(error, FencedError):
+        return "replica", str(error)
+    if isinstance(error, RubatoError):
+        return "user" if error.status < 500 else "program", str(error)
     last = traceback.format_exception_only(error)[-1].strip()
     if isinstance(error, RendezvousLostError | dist.DistError):
         return "replica", last

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
 import torch
 
+from rubato.problems import RubatoError
 from rubato.spec import JobSpec
-from workers.engine.checkpoint import CheckpointStore
+from workers.engine.checkpoint import CheckpointStore, FencedError
 from workers.engine.data import Sampler
 from workers.engine.membership import Generation, Membership
 from workers.engine.mesh import ReplicaMesh
@@ -18,6 +22,8 @@ from workers.engine.parallel.pipeline import Runner
 from workers.engine.parallel.tensor import NOT_COUNTED
 from workers.engine.state import TrainingState
 from workers.engine.watch import Throughput, model_flops_utilization, peak_flops
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -68,6 +74,16 @@ class Hook(Protocol):
     def __call__(self, session: Session) -> None: ...
 
 
+@contextmanager
+def busy(membership: Membership, doing: str) -> Iterator[None]:
+    """Says that this worker takes no steps for a while and why, so that nobody takes it for one that hangs."""
+    membership.report("busy", {"doing": doing})
+    try:
+        yield
+    finally:
+        membership.report("busy", {"doing": None})
+
+
 def due(hook: Hook, step: int, steps: int) -> bool:
     """Whether a hook is to be called after ``step`` of ``steps`` steps."""
     return step > 0 and ((hook.every > 0 and step % hook.every == 0) or (hook.at_end and step == steps))
@@ -76,14 +92,19 @@ def due(hook: Hook, step: int, steps: int) -> bool:
 class Validation:
     """Loss on held-out text, split over the replicas like a training batch; into the record of the step."""
 
-    def __init__(self, spec: JobSpec, sampler: Sampler, mesh: ReplicaMesh) -> None:
+    def __init__(self, spec: JobSpec, membership: Membership, sampler: Sampler, mesh: ReplicaMesh) -> None:
         self.every = spec.data.validation.every
         self.at_end = self.every > 0
+        self._membership = membership
         self._sampler = sampler
         self._mesh = mesh
         self._nominal = spec.train.global_batch * spec.data.sequence_length
 
     def __call__(self, session: Session) -> None:
+        with busy(self._membership, "validation"):
+            self._validate(session)
+
+    def _validate(self, session: Session) -> None:
         device = self._mesh.device.torch_device
         sums = torch.zeros(2, dtype=torch.float64, device=device)
         for index in range(self._sampler.validation_batches):
@@ -114,8 +135,12 @@ class Report:
         self._peak = peak_flops(mesh.device.torch_device, spec.train.precision) if self._first else 0.0
 
     def __call__(self, session: Session) -> None:
-        record, generation = session.record, session.generation
-        if not self._first or generation.replica != 0 or record is None or record.step == self._reported:
+        if session.generation.replica == 0 and session.record is not None:
+            self.tell(session.generation, session.record)
+
+    def tell(self, generation: Generation, record: Record) -> None:
+        """Hands over what a step of this generation came to, once; the first worker of a replica does."""
+        if not self._first or record.step == self._reported:
             return
         if self._generation != generation.number:
             self._generation = generation.number
@@ -139,7 +164,11 @@ class Report:
 
 
 class Checkpoint:
-    """Saves the state; the first replica does, all its workers together."""
+    """Saves the state; the first replica does, all its workers together.
+
+    A save that fails is reported, and the next one tries again: the state in memory is as good as before. Only the
+    last one must not fail.
+    """
 
     at_end = True
 
@@ -152,10 +181,24 @@ class Checkpoint:
         self._mesh = mesh
         self._store = store
         self._state = state
+        self._first = mesh.pipeline.index == mesh.tensor.index == 0
 
     def __call__(self, session: Session) -> None:
-        if session.generation.replica == 0:
+        if session.generation.replica != 0:
+            return
+        try:
             self.save(session.generation.data, session.record.loss if session.record else None)
+        except FencedError:
+            raise
+        except RubatoError as error:  # all workers of the replica have heard it
+            step = self._state.done
+            if step >= self._spec.train.steps:
+                raise
+            log.exception("training goes on without a checkpoint of step %d", step)
+            if self._first:
+                message = f"no checkpoint of step {step}: {error.detail}; training goes on, the next save tries again"
+                data = {"step": step, "cause": error.detail}
+                self._membership.report("event", {"kind": "checkpoint.failed", "message": message, "data": data})
 
     def save(self, data: int, loss: float | None) -> None:
         """Saves, unless a checkpoint of this step is there.
@@ -163,17 +206,22 @@ class Checkpoint:
         Args:
             data: data degree of the generation.
             loss: of the last step, when it is known.
+
+        Raises:
+            FencedError: a newer attempt writes here now.
+            RubatoError: it could not be written.
         """
         step, began = self._state.done, datetime.now(UTC)
-        stored = self._store.save(
-            step,
-            self._state.state_dict(),
-            layout=self._mesh.layout(data),
-            spec=self._spec,
-            loss=loss,
-            group=self._mesh.group,
-        )
-        if stored.manifest.at >= began and self._mesh.pipeline.index == self._mesh.tensor.index == 0:
+        with busy(self._membership, "checkpoint"):
+            stored = self._store.save(
+                step,
+                self._state.state_dict(),
+                layout=self._mesh.layout(data),
+                spec=self._spec,
+                loss=loss,
+                group=self._mesh.group,
+            )
+        if stored.manifest.at >= began and self._first:
             seconds = (datetime.now(UTC) - began).total_seconds()
             size = sum(file.bytes for file in stored.manifest.files.values())
             event = {"step": step, "bytes": size, "seconds": seconds}

@@ -88,7 +88,10 @@ class Membership(Protocol):
         ...
 
     def report(self, kind: str, record: dict[str, Any]) -> None:
-        """Hands over what others should know: kind 'metric', 'event' or 'step'. Never blocks, never fails."""
+        """Hands over what others should know: kind 'metric', 'event', 'step' or 'busy'. Never blocks, never fails.
+
+        'busy' says that no step is taken for a while, and why: {"doing": "checkpoint"}; None: that is over.
+        """
         ...
 
     def finish(self) -> None:

@@ -23,7 +23,7 @@ from rubato.layout import sample_range
 from rubato.spec import JobSpec
 from workers.engine.checkpoint import CheckpointStore
 from workers.engine.data import Sampler, open_corpus
-from workers.engine.hooks import Checkpoint, Hook, Record, Report, Session, Validation, due
+from workers.engine.hooks import Checkpoint, Hook, Record, Report, Session, Validation, busy, due
 from workers.engine.membership import Generation, Membership, Standing
 from workers.engine.mesh import ReplicaMesh
 from workers.engine.optim import clip_factor, learning_rate, squared_norm
@@ -86,7 +86,7 @@ def train(
     if finished:
         membership.finish()
     elif membership.save_requested() and worker.state.step is not None:
-        worker.checkpoint.save(worker.degree, worker.loss)
+        worker.end_early()
     worker.close()
     step = worker.state.step
     return TrainResult(step, step == spec.train.steps, worker.state.tokens, worker.loss)
@@ -117,15 +117,24 @@ class Worker:
             report=self.tell,
         )
         self.checkpoint = Checkpoint(spec, membership, mesh, self.checkpoints, self.state)
+        self.report = Report(spec, membership, mesh)
         self.hooks: list[Hook] = [
-            Validation(spec, self.sampler, mesh),
-            Report(spec, membership, mesh),
+            Validation(spec, membership, self.sampler, mesh),
+            self.report,
             self.checkpoint,
         ]
         self.prepared: dict[str, float] | None = None
         self.commit: dict[str, float] | None = None
-        self.degree = 1
+        self.generation: Generation | None = None
         self.data: DataGroup | None = None
+
+    def end_early(self) -> None:
+        """Saves the state, and tells of the step that led to it, which no hook was called for any more."""
+        generation, record = self.generation, self.record()
+        assert generation is not None  # nobody has state before the first one
+        if record is not None:
+            self.report.tell(generation, record)
+        self.checkpoint.save(generation.data, self.loss)
 
     @property
     def loss(self) -> float | None:
@@ -166,12 +175,13 @@ class Worker:
         if generation.roll_forward:
             self.update(generation.commit or self.prepared or {})
         self.prepared = None
-        if generation.step is None:
-            self.restore(data)
-        elif generation.source is not None:
-            self.state.receive(data, generation.source, generation.step, self.spec.communication.bucket_mb)
+        self.generation = generation
+        with busy(self.membership, "state"):
+            if generation.step is None:
+                self.restore(data)
+            elif generation.source is not None:
+                self.state.receive(data, generation.source, generation.step, self.spec.communication.bucket_mb)
         self.commit = generation.commit
-        self.degree = generation.data
         shape, batch = self.spec.parallelism, self.spec.train.global_batch
         samples = sample_range(shape, batch, generation.data, generation.replica)
         runner = self.share.runner(len(samples) // shape.micro_batch)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from rubato.problems import RubatoError
 from workers.driver.rendezvous.client import RendezvousLostError
 from workers.driver.worker import blame
+from workers.engine.checkpoint import FencedError
 
 
 def raised(error: Exception) -> Exception:
@@ -36,3 +40,10 @@ def test_another_error_is_named_with_its_place(error: Exception) -> None:
     assert type(error).__name__ in cause
     assert "test_worker.py" in cause
     assert "in raised" in cause
+
+
+def test_only_what_the_user_can_put_right_is_the_users_fault(tmp_path: Path) -> None:
+    unsaved = RubatoError("no space left", fix="give it room", code="checkpoint_unsaved", status=500)
+    assert blame(raised(RubatoError("data.train.path is empty", fix="fill it", code="corpus_empty")))[0] == "user"
+    assert blame(raised(unsaved)) == ("program", "no space left (give it room)")
+    assert blame(raised(FencedError(tmp_path)))[0] == "replica"

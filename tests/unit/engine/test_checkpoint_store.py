@@ -383,3 +383,16 @@ def test_the_spec_of_the_manifest_is_that_of_the_curve() -> None:
     assert curve_hash(changed(train={"steps": 99})) != curve_hash(SPEC)  # cosine decays over all steps
     constant = {"schedule": {"name": "constant"}}
     assert curve_hash(changed(train={"steps": 99}, optimizer=constant)) == curve_hash(changed(optimizer=constant))
+
+
+def test_old_ones_that_cannot_be_removed_do_not_undo_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, str, dict[str, Any]]] = []
+    store = CheckpointStore(tmp_path, keep_last=1, report=lambda *what: told.append(what))
+    save(store, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointStore, "_discard", lambda self, path: (tmp_path / "missing" / "x").write_text(""))
+        save(store, 2)
+    assert steps_in(tmp_path) == [1, 2]
+    assert [kind for kind, _, _ in told] == ["checkpoint.not_removed"]
+    save(store, 3)
+    assert steps_in(tmp_path) == [3]

@@ -66,8 +66,8 @@ class CheckpointStore:
         keep_last: how many to keep; older ones are removed once a newer one is complete.
         fence: whether this attempt may still write. Asked before anything is removed and right before a checkpoint
             gets its name.
-        report: hears, as (kind, message, data), of damaged checkpoints that were passed over. Called by the first
-            member of a group only.
+        report: hears, as (kind, message, data), of damaged checkpoints that were passed over, and of old ones that
+            could not be removed. Called by the first member of a group only.
 
     ``group`` in the methods is the process group of the workers that hold one copy of the state, all of which call
     together; None: this process holds all of it.
@@ -201,7 +201,7 @@ class CheckpointStore:
             raise _unsaved(final, _causes(error)) from error
         except OSError as error:
             raise _unsaved(final, str(error)) from error
-        crew.once(lambda: self._retain(step))
+        crew.once(lambda: self._make_room(step))
         return stored
 
     def _verified(self, path: Path) -> StoredCheckpoint | None:
@@ -232,6 +232,15 @@ class CheckpointStore:
         sync_folder(self._folder)
         self._trusted.add(final)
         return StoredCheckpoint(final, manifest)
+
+    def _make_room(self, step: int) -> None:
+        """Removes what is not kept. Where that fails, the new checkpoint is there all the same."""
+        try:
+            self._retain(step)
+        except OSError as error:
+            message = f"checkpoints that are not kept could not be removed: {error}"
+            log.warning("%s", message)
+            self._report("checkpoint.not_removed", message, {"step": step, "cause": str(error)})
 
     def _retain(self, step: int) -> None:
         """Removes all but the last ones up to ``step``, and what is damaged.
@@ -285,7 +294,7 @@ def _causes(error: CheckpointException) -> str:
 def _unsaved(final: Path, cause: str) -> RubatoError:
     return RubatoError(
         f"checkpoint {final} could not be saved: {cause}",
-        fix="give the run directory room and write access; the run goes on from the checkpoint before",
+        fix="give the run directory room and write access",
         code="checkpoint_unsaved",
         status=500,
     )

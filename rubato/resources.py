@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator
 
 from rubato.layout import Layout, micro_batches
-from rubato.spec import JobSpec
+from rubato.spec import JobSpec, stored_spec
 from rubato.states import JobState
 
 Item = TypeVar("Item")
@@ -26,6 +26,16 @@ class Request(BaseModel):
     """A request body. Unknown fields are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+
+def _as_stored(value: Any, judge: ValidatorFunctionWrapHandler) -> Any:
+    # A reply tells of a spec that was accepted; a client with other checks must still be able to read it.
+    if isinstance(value, JobSpec):
+        return value
+    return stored_spec(value) if isinstance(value, dict) else judge(value)
+
+
+StoredSpec = Annotated[JobSpec, WrapValidator(_as_stored)]
 
 
 class Reason(Resource):
@@ -119,7 +129,7 @@ class Job(Resource):
     priority: int
     state: JobState
     reason: Reason
-    spec: JobSpec
+    spec: StoredSpec
     layout: LayoutView | None
     workers: WorkersView
     progress: Progress

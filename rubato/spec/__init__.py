@@ -17,6 +17,7 @@ from rubato.spec.sections import (
     ValidationSpec,
     WorkersSpec,
 )
+from rubato.spec.stored import stored_spec
 
 __all__ = [
     "PRESETS",
@@ -38,4 +39,5 @@ __all__ = [
     "load_spec",
     "parse_spec",
     "read_spec",
+    "stored_spec",
 ]

@@ -49,16 +49,18 @@ def read(run_dir: Path, events_acknowledged: int, metrics_acknowledged: int) -> 
 
 def _lines(path: Path, after: int) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
-        file = path.open(encoding="utf-8")
+        file = path.open("rb")
     except FileNotFoundError:
         return
     with file:
         for seq, text in islice(enumerate(file, 1), after, None):
-            if not text.endswith("\n"):
+            if not text.endswith(b"\n"):
                 return  # the writer was killed in the middle of this line, so it says nothing
             try:
                 line = json.loads(text)
-            except ValueError as error:
+                if not isinstance(line, dict):
+                    raise TypeError(f"holds no JSON object but {type(line).__name__}")
+            except (ValueError, TypeError, RecursionError) as error:  # no UTF-8, no JSON, or JSON of something else
                 log.warning("journal.unreadable", path=str(path), line=seq, cause=str(error))
                 return
             yield seq, line

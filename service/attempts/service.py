@@ -29,6 +29,9 @@ from service.wakeups import Waiter, Wakeups
 
 log = structlog.get_logger(__name__)
 
+# Reasons the supervisor gives while a driver cannot be heard: the first word of the driver replaces them.
+_REPLACED = frozenset({"driver_unheard", "ray_not_ready", "internal_error"})
+
 
 class AttemptService:
     """Talks with drivers."""
@@ -153,7 +156,8 @@ class AttemptService:
         states = path(JobState(job.state), request.state)
         for state in states:
             await change_state(session, job, state, why)
-        if not states and job.state == request.state.value and job.reason_code != why.code:
+        heard_again = job.reason_code in _REPLACED and not JobState(job.state).terminal
+        if not states and job.reason_code != why.code and (job.state == request.state.value or heard_again):
             give_reason(job, why)
         if JobState(job.state).terminal:
             attempt.reported_at = now

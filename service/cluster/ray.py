@@ -61,7 +61,12 @@ class Ray(Protocol):
         ...
 
     async def submit(self, submission_id: str, entrypoint: str, environment: Mapping[str, str]) -> None:
-        """Starts a job. Ray refuses a submission id it has seen before. Raises RayRefused."""
+        """Starts a job. A submission id that Ray has seen before is not started again.
+
+        Raises:
+            RayRefused: Ray will not take it, now or later.
+            RayUnreachable: Ray could not take it now; ``job`` says whether it has.
+        """
         ...
 
     async def job(self, submission_id: str) -> RayJob | None:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import httpx
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, RootModel, ValidationError
 
 from rubato.resources import NodeView
 from service.cluster.ray import RayJob, RayJobState, RayRefused, RayUnreachable, Sight
@@ -28,7 +28,7 @@ class _Version(BaseModel):
 class _Job(BaseModel):
     status: RayJobState
     message: str | None = None
-    end_time: int | None = None  # milliseconds
+    end_time: int | None = Field(None, ge=0, le=253_402_300_799_999)  # milliseconds, to the end of the year 9999
 
 
 class _Node(BaseModel):
@@ -36,6 +36,10 @@ class _Node(BaseModel):
     node_ip: str
     state: str
     resources_total: dict[str, float] = {}
+
+
+class _Usage(RootModel[dict[str, dict[str, tuple[float, float]]]]):
+    """By node and by resource: what is used, and what there is."""
 
 
 class HttpRay:
@@ -69,8 +73,12 @@ class HttpRay:
             "metadata": {"rubato_attempt": submission_id},
         }
         answer = await self._request("POST", "/api/jobs/", body)
-        if answer.status_code != 200:
+        if 400 <= answer.status_code < 500:
             raise RayRefused(_last_line(answer.text))
+        if answer.status_code != 200:
+            # No agent on any node yet, a store that does not answer, or an id it has already: none says the job is bad.
+            detail = _last_line(answer.text) or answer.reason_phrase
+            raise RayUnreachable(f"{self._url} could not take {submission_id}: {answer.status_code}: {detail}")
 
     async def job(self, submission_id: str) -> RayJob | None:
         """See ``Ray.job``."""
@@ -93,10 +101,8 @@ class HttpRay:
         by_node = _dig(status, "usageByNode")
         if not isinstance(by_node, dict):
             return {}
-        return {
-            node: {name: float(used) for name, (used, _total) in resources.items()}
-            for node, resources in by_node.items()
-        }
+        parsed = self._parse(_Usage, by_node).root
+        return {node: {name: used for name, (used, _) in resources.items()} for node, resources in parsed.items()}
 
     async def _get(self, path: str) -> Any:
         return self._json(await self._request("GET", path))

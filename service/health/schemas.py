@@ -35,10 +35,18 @@ class Saturation(Resource):
     jobs_queued: int
 
 
+class SupervisorPart(Resource):
+    """The loop that starts, watches and ends attempts."""
+
+    status: Literal["ok", "failing"]
+    detail: str
+
+
 class Readiness(Resource):
-    """Whether the control plane can do its work: `ok` when it sees its database and the cluster."""
+    """Whether the control plane can do its work: `ok` when it sees database and cluster, and looks after jobs."""
 
     status: Literal["ok", "failing"]
     database: Part
     ray: Part
+    supervisor: SupervisorPart
     saturation: Saturation

@@ -13,7 +13,7 @@ from rubato.states import JobState
 from service.attempts.service import AttemptService
 from service.cluster.service import ClusterService
 from service.database.engine import Database
-from service.health.schemas import Health, Part, Readiness, Saturation
+from service.health.schemas import Health, Part, Readiness, Saturation, SupervisorPart
 from service.jobs import repository as jobs
 from service.supervisor.loop import Supervisor
 from service.wakeups import Wakeups
@@ -61,10 +61,12 @@ class HealthService:
         sight = await self._cluster.look()
         seconds = time.perf_counter() - began
         ray = Part(status="failing" if sight is None else "ok", detail=self._cluster.detail, seconds=seconds)
+        supervisor = self._look_at_supervisor()
         return Readiness(
-            status="ok" if database.status == ray.status == self.live().status == "ok" else "failing",
+            status="ok" if database.status == ray.status == supervisor.status == "ok" else "failing",
             database=database,
             ray=ray,
+            supervisor=supervisor,
             saturation=self.saturation(queued),
         )
 
@@ -77,6 +79,12 @@ class HealthService:
             seconds_since_round=time.monotonic() - self._supervisor.last_round,
             jobs_queued=queued,
         )
+
+    def _look_at_supervisor(self) -> SupervisorPart:
+        live, failure = self.live(), self._supervisor.failure
+        if live.status == "ok" and failure is not None:
+            return SupervisorPart(status="failing", detail=f"its last round failed: {failure}")
+        return SupervisorPart(status=live.status, detail=live.detail)
 
     async def _look_at_database(self) -> tuple[Part, int]:
         began = time.perf_counter()

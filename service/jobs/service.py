@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from rubato.layout import nearest_sizes
 from rubato.problems import FieldProblem, RubatoError
 from rubato.resources import Job, Metric, Operation, OperationState, Page, Restarts
-from rubato.spec import JobSpec
+from rubato.spec import JobSpec, stored_spec
 from rubato.states import JobState
 from service import cursors
 from service.attempts import repository as attempts
@@ -151,7 +151,7 @@ class JobService:
         """
         async with self._database.writing() as session:
             job = await self._locked(session, name_or_id)
-            spec, state, now = JobSpec.model_validate(job.spec), JobState(job.state), self._clock()
+            spec, state, now = stored_spec(job.spec), JobState(job.state), self._clock()
             if workers not in spec.sizes:
                 raise _impossible_size(spec, workers)
             if state.terminal or state not in _HAS_ATTEMPT | {JobState.QUEUED, JobState.PAUSED}:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from rubato.resources import Job, LayoutView, Progress, Reason, Restarts, WorkersView, WorkerView
-from rubato.spec import JobSpec
+from rubato.spec import JobSpec, stored_spec
 from rubato.states import JobState
 from service.database.tables import IntervalRow, JobRow
 from service.jobs.goodput import goodput
@@ -16,7 +16,7 @@ _TRAINS = frozenset({JobState.RUNNING, JobState.RESIZING, JobState.RECOVERING})
 
 def view(job: JobRow, intervals: Iterable[IntervalRow], ray_dashboard: str, now: datetime) -> Job:
     """The job with its history added up to ``now``."""
-    spec = JobSpec.model_validate(job.spec)
+    spec = stored_spec(job.spec)
     state = JobState(job.state)
     return Job(
         id=job.id,

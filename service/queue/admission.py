@@ -9,7 +9,8 @@ from datetime import datetime, timedelta
 import structlog
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from rubato.spec import JobSpec
+from rubato.resources import OperationState
+from rubato.spec import JobSpec, stored_spec
 from rubato.states import JobState
 from service.attempts import repository as attempts
 from service.attempts.repository import AttemptState
@@ -21,6 +22,8 @@ from service.events import repository as events
 from service.jobs import repository as jobs
 from service.jobs.lifecycle import Why, change_state, give_reason, want
 from service.jobs.view import attempt_id, members
+from service.operations import lifecycle as operations
+from service.operations import repository as operation_queries
 from service.queue import repository
 from service.queue.policy import Candidate, Decision, Need, Node, Room, Running, decide, impatient
 from service.wakeups import Wakeups
@@ -55,6 +58,7 @@ class Admission:
         async with self._database.writing() as session:
             await repository.lock_queue(session)
             waiting = await self._waiting(session)
+            decided_from = {job.id: (job.wanted_workers, job.wanted_version) for job in waiting}
             if sight is None:
                 message = f"waits until the cluster can be seen: {detail}"
                 decisions = [Decision(job.id, None, "cluster_unreachable", message) for job in waiting]
@@ -67,6 +71,8 @@ class Admission:
                 await session.refresh(job, with_for_update=True)
                 if job.state not in _WAITS:
                     continue  # cancelled since it was read
+                if (job.wanted_workers, job.wanted_version) != decided_from[job.id]:
+                    continue  # scaled since it was read: the next round decides about the new size
                 if decision.workers is not None and sight is not None:
                     await self._start(session, job, decision.workers, sight)
                     admitted.append(job.id)
@@ -91,17 +97,29 @@ class Admission:
         ]
         held = {attempt.job_id for attempt in await attempts.open_attempts(session)}
         running = [_running(job) for job in await jobs.unfinished(session) if job.id in held]
-        ready = [job for job in waiting if job.not_before is None or job.not_before <= now]
-        return decide([_candidate(job, now) for job in ready], nodes, running)
+        candidates, refused = [], []
+        for job in waiting:
+            if job.not_before is not None and job.not_before > now:
+                continue
+            try:
+                candidates.append(_candidate(job, now))
+            except Exception as error:  # a row that cannot be read must not keep all others waiting
+                log.exception("admission.job_unreadable", job=job.id)
+                message = f"the control plane cannot read what was stored of it: {error!r}"
+                refused.append(Decision(job.id, None, "internal_error", message))
+        return [*refused, *decide(candidates, nodes, running)]
 
     async def _start(self, session: AsyncSession, job: JobRow, workers: int, sight: Sight) -> None:
         now = self._clock()
         job.epoch += 1
         if job.wanted_workers != workers:
-            message = f"{job.wanted_workers} -> {workers} workers: no room for more"
-            change = {"from": job.wanted_workers, "to": workers}
-            events.add(session, job.id, now, "job.shrunk", message, "service", change)
-            job.wanted_workers = workers
+            asked = job.wanted_workers
+            message = f"{asked} -> {workers} workers: no room for more"
+            events.add(session, job.id, now, "job.shrunk", message, "service", {"from": asked, "to": workers})
+            for operation in await operation_queries.unfinished(session, job.id):
+                message = f"restarted with {workers}: no room for {asked}"
+                operations.end(operation, OperationState.FAILED, message, now)
+            job.wanted_workers, job.wanted_operation = workers, None
         want(job)
         attempt = AttemptRow(
             id=attempt_id(job.id, job.epoch),
@@ -138,11 +156,11 @@ def _need(spec: JobSpec) -> Need:
 
 def _running(job: JobRow) -> Running:
     seen = sum(member.state == "training" for member in members(job))
-    return Running(_need(JobSpec.model_validate(job.spec)), job.wanted_workers, seen)
+    return Running(_need(stored_spec(job.spec)), job.wanted_workers, seen)
 
 
 def _candidate(job: JobRow, now: datetime) -> Candidate:
-    spec = JobSpec.model_validate(job.spec)
+    spec = stored_spec(job.spec)
     recovering = job.state == JobState.RECOVERING
     candidate = Candidate(
         job=job.id,
@@ -150,7 +168,7 @@ def _candidate(job: JobRow, now: datetime) -> Candidate:
         priority=job.priority,
         need=_need(spec),
         workers=job.wanted_workers,
-        sizes=spec.sizes,
+        sizes=spec.sizes or [job.wanted_workers],  # a spec that was stored may have no size by the rules of today
         recovering=recovering,
     )
     lost_at = job.lost_at

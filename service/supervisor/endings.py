@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from rubato.spec import JobSpec
+from rubato.spec import stored_spec
 from rubato.states import JobState
 from service.attempts import record
 from service.attempts.journal import Untold
@@ -56,7 +56,7 @@ async def settle(
         await change_state(session, job, JobState.CANCELLED, Why("cancelled", "stopped", "service", now))
         return
     failed, finished = untold.find("attempt.failed"), untold.find("training.finished")
-    done = finished is not None or job.step >= JobSpec.model_validate(job.spec).train.steps
+    done = finished is not None or job.step >= stored_spec(job.spec).train.steps
     if done and verdict is Verdict.SUCCEEDED:
         why = Why("finished", "all steps are done" if finished is None else finished.message, "driver", now)
         await _through_running(session, job, JobState.SUCCEEDED, why)
@@ -83,7 +83,7 @@ async def _lost(
     job.lost_at = now
     if verdict is not Verdict.NEW_CLUSTER:
         job.idle_attempts += 1
-    allowed = JobSpec.model_validate(job.spec).faults.hardware
+    allowed = stored_spec(job.spec).faults.hardware
     if 0 <= allowed < restarts["hardware"]:
         message = f"lost workers {restarts['hardware']} times, and faults.hardware allows {allowed}; the last: {cause}"
         await change_state(session, job, JobState.FAILED, Why("too_many_losses", message, "service", now))

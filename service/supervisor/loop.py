@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import shlex
 import time
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import structlog
@@ -18,7 +19,7 @@ from service.attempts import journal
 from service.attempts import repository as attempts
 from service.attempts.repository import AttemptState
 from service.clock import Clock
-from service.cluster.ray import Ray, RayJob, RayRefused, RayUnreachable, Sight
+from service.cluster.ray import Ray, RayJob, RayJobState, RayRefused, RayUnreachable, Sight
 from service.cluster.service import ClusterService
 from service.database.engine import Database
 from service.database.tables import AttemptRow, JobRow
@@ -28,7 +29,7 @@ from service.jobs.lifecycle import Why, give_reason, touch
 from service.queue.admission import Admission
 from service.settings import Settings
 from service.supervisor.endings import settle
-from service.supervisor.policy import Facts, Step, Verdict, judge, plan
+from service.supervisor.policy import Facts, Step, Verdict, judge, plan, silent
 from service.wakeups import Wakeups, wait
 
 log = structlog.get_logger(__name__)
@@ -58,6 +59,7 @@ class Supervisor:
         self._listening_since = clock()
         self.round_seconds = 0.0
         self.last_round = time.monotonic()
+        self.failure: str | None = None  # of the last round, in words
 
     async def run(self) -> None:
         """Rounds until the service shuts down, each soon after something happened, or after a pause."""
@@ -66,25 +68,52 @@ class Supervisor:
             try:
                 await self.round()
             except (SQLAlchemyError, OSError) as error:
+                self.failure = str(error)
                 log.warning("supervisor.round_failed", cause=str(error))
+            except Exception as error:  # an error of ours must end neither later rounds nor other jobs
+                self.failure = repr(error)
+                log.exception("supervisor.round_failed")
             await wait(self._wakeups.supervisor, self._settings.reconcile_every)
 
     async def round(self) -> None:
         """Looks at the cluster once, admits what fits, and does the next step of every open attempt."""
         began = time.monotonic()
+        self.failure = None
         sight = await self._cluster.look()
-        await self._admission.admit(sight, self._cluster.detail)
+        try:
+            await self._admission.admit(sight, self._cluster.detail)
+        except Exception as error:  # jobs that run are looked after whatever becomes of those that wait
+            self.failure = f"admission: {error!r}"
+            log.exception("admission.failed")
         if sight is not None:
             async with self._database.reading() as session:
-                found = [attempt.id for attempt in await attempts.open_attempts(session)]
-            # One that fails must not keep the others waiting; its lease runs out, and another round takes it up.
-            done = await asyncio.gather(
-                *(self._reconcile(attempt_id, sight) for attempt_id in found), return_exceptions=True
-            )
-            for failure in (result for result in done if isinstance(result, BaseException)):
-                raise failure
+                found = [(attempt.id, attempt.job_id) for attempt in await attempts.open_attempts(session)]
+            await asyncio.gather(*(self._guarded(attempt_id, job_id, sight) for attempt_id, job_id in found))
         self.last_round = time.monotonic()
         self.round_seconds = self.last_round - began
+
+    async def _guarded(self, attempt_id: str, job_id: str, sight: Sight) -> None:
+        """The next step of one attempt. One that fails keeps its lease until it runs out: then it is tried again."""
+        try:
+            await self._reconcile(attempt_id, sight)
+        except (SQLAlchemyError, OSError) as error:
+            self.failure = f"attempt {attempt_id}: {error}"
+            log.warning("attempt.failed_here", attempt=attempt_id, cause=str(error))
+        except Exception as error:  # an error about one attempt must not reach the others
+            self.failure = f"attempt {attempt_id}: {error!r}"
+            log.exception("attempt.failed_here", attempt=attempt_id)
+            message = f"the control plane failed to look after attempt {attempt_id}, and tries again: {error!r}"
+            with contextlib.suppress(SQLAlchemyError, OSError):  # the log has it
+                await self._explain(job_id, "internal_error", message)
+
+    async def _explain(self, job_id: str, code: str, message: str) -> None:
+        """Gives a job that is not over a reason, once; its driver's next word replaces it."""
+        async with self._database.writing() as session:
+            job = await jobs.locked(session, job_id)
+            if job is None or JobState(job.state).terminal or job.reason_code == code:
+                return
+            give_reason(job, Why(code, message, "service", self._clock()))
+        self._wakeups.notify(job_id)
 
     async def _reconcile(self, attempt_id: str, sight: Sight) -> None:
         async with self._database.reading() as session:
@@ -107,6 +136,8 @@ class Supervisor:
                 await self._check(job, attempt, sight, lease)
         except RayUnreachable as error:
             log.warning("ray.unreachable", attempt=attempt_id, cause=str(error))
+            if step is Step.SUBMIT:
+                await self._explain(job.id, "ray_not_ready", f"waits until Ray takes it: {error}")
         await self._return_lease(attempt_id, lease)
 
     def _facts(self, job: JobRow, attempt: AttemptRow) -> Facts:
@@ -132,6 +163,9 @@ class Supervisor:
             environment = {"RUBATO_ATTEMPT_TOKEN": attempt.token}
             try:
                 await self._ray.submit(attempt.id, self._entrypoint(job, attempt), environment)
+            except RayUnreachable:
+                if await self._ray.job(attempt.id) is None:
+                    raise
             except RayRefused as error:
                 if await self._ray.job(attempt.id) is None:
                     await self._end(attempt, lease, Verdict.FAILED, f"Ray refused it: {error}")
@@ -151,6 +185,9 @@ class Supervisor:
             "--workers": str(attempt.workers),
             "--control": self._settings.control_url,
         }
+        spent = job.restarts_before.get("hardware", 0)
+        if spent:  # faults.hardware is a budget of the job, not of an attempt
+            arguments["--hardware-restarts"] = str(spent)
         program = [self._settings.driver_python, "-m", "workers.driver"]
         return shlex.join([*program, *(word for pair in arguments.items() for word in pair)])
 
@@ -167,14 +204,27 @@ class Supervisor:
     async def _check(self, job: JobRow, attempt: AttemptRow, sight: Sight, lease: str) -> None:
         seen: RayJob | None = await self._ray.job(attempt.id)
         same = attempt.cluster_session == sight.session
-        verdict = judge(self._facts(job, attempt), seen, same, self._clock(), self._settings)
+        facts, now = self._facts(job, attempt), self._clock()
+        verdict = judge(facts, seen, same, now, self._settings)
         if verdict is not Verdict.ALIVE:
             await self._end(attempt, lease, verdict, "" if seen is None else _short(seen.message))
-        elif attempt.submitted_at is None:
+            return
+        if seen is not None and seen.state is RayJobState.RUNNING and silent(facts, now, self._settings):
+            await self._unheard(job, attempt, now)
+        if attempt.submitted_at is None:
             async with self._database.writing() as session:
                 _, row = await self._locked(session, attempt.id, lease)
                 if row is not None:
                     row.submitted_at = self._clock()
+
+    async def _unheard(self, job: JobRow, attempt: AttemptRow, now: datetime) -> None:
+        last = max(filter(None, (attempt.heartbeat_at, attempt.submitted_at, self._listening_since)))
+        message = (
+            f"Ray says that its driver runs, but it was not heard for {(now - last).total_seconds():.0f} s: it reports "
+            f"to {self._settings.control_url}, so see that its machine reaches that address, or set RUBATO_CONTROL_URL"
+        )
+        if job.state != JobState.CANCELLING:  # there the user's own reason says more
+            await self._explain(job.id, "driver_unheard", message)
 
     async def _end(self, attempt: AttemptRow, lease: str, verdict: Verdict, said: str) -> None:
         """Applies a verdict, unless the driver was heard again since the facts it rests on were read."""

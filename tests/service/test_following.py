@@ -183,13 +183,20 @@ async def test_the_supervisor_runs_by_itself(world: World) -> None:
         assert (await world.get("/healthz"))["status"] == "ok"
 
 
-async def test_health_tells_of_a_supervisor_that_died(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_round_that_fails_is_shown_and_not_the_last(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken() -> None:
         raise RuntimeError("a bug")
 
+    whole = world.plane.supervisor.round
     monkeypatch.setattr(world.plane.supervisor, "round", broken)
     async with supervised(world):
         async with asyncio.timeout(HANG):
-            while (answer := await world.http.get("/healthz")).status_code == 200:
+            while (answer := await world.http.get("/readyz")).status_code == 200:
                 await asyncio.sleep(0.01)
-    assert "a bug" in answer.json()["detail"]
+        assert "a bug" in answer.json()["supervisor"]["detail"]
+        assert (await world.http.get("/healthz")).status_code == 200, "it goes on"
+        monkeypatch.setattr(world.plane.supervisor, "round", whole)
+        world.plane.wakeups.supervisor.set()
+        async with asyncio.timeout(HANG):
+            while (await world.http.get("/readyz")).status_code != 200:
+                await asyncio.sleep(0.01)

@@ -67,6 +67,7 @@ class FakeRay:
     stopped: list[str] = field(default_factory=list)
     reachable: bool = True
     refuses: str | None = None
+    busy: str | None = None  # takes nothing for now
     loses_answers: bool = False  # takes a submission, and then the line breaks
 
     def __post_init__(self) -> None:
@@ -97,6 +98,8 @@ class FakeRay:
 
     async def submit(self, submission_id: str, entrypoint: str, environment: Mapping[str, str]) -> None:
         self._answer()
+        if self.busy is not None:
+            raise RayUnreachable(self.busy)
         if self.refuses is not None:
             raise RayRefused(self.refuses)
         if submission_id in self.jobs:

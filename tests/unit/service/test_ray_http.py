@@ -107,7 +107,21 @@ async def test_submission() -> None:
 async def test_a_refusal_says_why() -> None:
     trace = "Traceback (most recent call last):\n  ...\nValueError: Job with submission_id a already exists.\n.\n"
     with pytest.raises(RayRefused, match="already exists"):
-        await ray({"POST /api/jobs/": httpx.Response(500, text=trace)}).submit("a", "x", {})
+        await ray({"POST /api/jobs/": httpx.Response(400, text=trace)}).submit("a", "x", {})
+
+
+@pytest.mark.parametrize("status", [500, 503])
+async def test_ray_that_cannot_take_a_job_now_has_not_refused_it(status: int) -> None:
+    answer = httpx.Response(status, text="Exception: No available agent to submit job, please try again later.")
+    with pytest.raises(RayUnreachable, match="try again later"):
+        await ray({"POST /api/jobs/": answer}).submit("a", "x", {})
+
+
+@pytest.mark.parametrize("usage", [{NODE: {"CPU": 3.0}}, {NODE: {"CPU": [1, 2, 3]}}, {NODE: [1]}, {NODE: None}])
+async def test_usage_of_another_shape_is_told(usage: object) -> None:
+    cluster = ray({"GET /api/version": VERSION, "GET /api/v0/nodes": NODES, "GET /api/cluster_status": status(usage)})
+    with pytest.raises(RayUnreachable, match="does not answer as Ray does"):
+        await cluster.look()
 
 
 async def test_stopping_what_is_gone_is_no_error() -> None:

@@ -1,0 +1,37 @@
+"""Reads a spec that was checked when it was stored, without judging it anew by checks that came later."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from rubato.spec.job import JobSpec
+from rubato.spec.section import Section
+
+
+def stored_spec(content: Mapping[str, Any]) -> JobSpec:
+    """The spec in a row or a reply. A field that is not in it has its default, one that is not known is passed over.
+
+    What a check of today would refuse is taken as it is: a job that runs goes on, and its history stays readable.
+    """
+    return typing.cast(JobSpec, _construct(JobSpec, content))
+
+
+def _construct(model: type[Section], content: Mapping[str, Any]) -> Section:
+    values: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        if name not in content:
+            continue
+        value: Any = content[name]
+        kind: Any = field.annotation
+        if _is_section(kind) and isinstance(value, Mapping):
+            value = _construct(kind, value)
+        elif typing.get_origin(kind) is tuple and isinstance(value, list):
+            value = tuple(value)  # JSON knows lists only
+        values[name] = value
+    return model.model_construct(**values)
+
+
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Section)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.cluster
 
-STEPS = 220
+STEPS = 150
 SPEC: dict[str, Any] = {
     "name": "elastic",
     "model": {"family": "llama", "preset": "tiny"},

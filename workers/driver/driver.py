@@ -153,7 +153,7 @@ class Driver:
                 return Outcome(None, "fenced", "a newer attempt has claimed the run directory")
             if self._ending is None:
                 await self._crew.start_missing()
-            elif not self._crew.joined or self._loop.time() > self._end_by:
+            elif not (self._crew.joined or self._rendezvous.links()) or self._loop.time() > self._end_by:
                 return self._ending
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TICK_S):

@@ -138,6 +138,7 @@ class Rendezvous:
         self._keys = 0
         self._timer: asyncio.TimerHandle | None = None
         self._server: asyncio.Server | None = None
+        self._served: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._watcher: asyncio.Task[None] | None = None
         self._store: TCPStore | None = None
         self._store_port = 0
@@ -167,12 +168,12 @@ class Rendezvous:
             self._watcher.cancel()
         if self._server:
             self._server.close()
-        for link in list(self._links.values()):
+        for link in self._links.values():
             link.open = False
-            link.writer.close()
         self._links.clear()
-        if self._server:
-            await self._server.wait_closed()
+        for writer in self._served.values():
+            writer.close()
+        await asyncio.gather(*self._served, return_exceptions=True)
 
     @property
     def generation(self) -> int:
@@ -199,6 +200,9 @@ class Rendezvous:
     # Connections.
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._served[task] = writer
         link: Link | None = None
         cause = "its connection ended without a word: the process was killed or its node is gone"
         try:
@@ -215,6 +219,7 @@ class Rendezvous:
             if link is not None and link.open:
                 self._drop(link, cause)
             writer.close()
+            del self._served[task]
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Link | None:
         line = await asyncio.wait_for(reader.readline(), GREETING_S)

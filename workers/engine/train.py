@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rubato.layout import sample_range
+from rubato.layout import fewest_micro_batches, sample_range
 from rubato.spec import JobSpec
 from workers.engine.checkpoint import CheckpointStore
 from workers.engine.data import Sampler, open_corpus
@@ -243,7 +243,7 @@ class Worker:
     def warm_up(self, steps: int) -> None:
         """Takes steps of the real shapes whose result is dropped."""
         shape, length = self.spec.parallelism, self.spec.data.sequence_length
-        count = shape.pipeline  # micro-batches that every schedule can run
+        count = fewest_micro_batches(shape)
         tokens_BS = torch.zeros(count * shape.micro_batch, length, dtype=torch.int64)
         if steps:
             runner = self.share.runner(count)

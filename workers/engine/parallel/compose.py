@@ -29,7 +29,7 @@ class ModelShare:
         self._family = FAMILIES[spec.model.family]
         self._config = self._family.configure(spec)
         self._axis = mesh.axes["tensor"] if mesh.axes is not None and mesh.tensor.size > 1 else None
-        self._held = stretches(spec.parallelism, spec.model.layers, mesh.pipeline.index)
+        self._held = stretches(spec, mesh.pipeline.index)
         self._parts = [self._build(stretch.layers, stretch.first, stretch.last) for stretch in self._held]
         self._loss = TokenLoss(spec.train.global_batch * spec.data.sequence_length, self._axis)
         self.parameters: dict[str, nn.Parameter] = dict(self._named())

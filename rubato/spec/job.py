@@ -16,7 +16,7 @@ from rubato.layout import (
     possible_sizes,
     runs_in_schedule,
 )
-from rubato.pipelines import balanced
+from rubato.pipelines import SCHEDULES, balanced
 from rubato.problems import FieldProblem
 from rubato.spec.model import ModelSpec
 from rubato.spec.section import Section, refuse
@@ -54,12 +54,14 @@ class JobSpec(Section):
 
     @model_validator(mode="after")
     def _check_across_sections(self) -> Self:
-        problems = [
-            *_tensor_problems(self),
-            *_pipeline_problems(self),
-            *_batch_problems(self),
-            *_precision_problems(self),
-        ]
+        checks = (
+            _tensor_problems,
+            _pipeline_problems,
+            _split_backward_problems,
+            _batch_problems,
+            _precision_problems,
+        )
+        problems = [problem for check in checks for problem in check(self)]
         problems = problems or [*_size_problems(self)]  # sizes of a replica that cannot exist mean nothing
         if problems:
             raise refuse(problems)
@@ -141,6 +143,25 @@ def _batch_problems(spec: JobSpec) -> Iterator[FieldProblem]:
             "optimizer.schedule.warmup",
             f"{spec.optimizer.schedule.warmup} warm-up steps are more than train.steps ({spec.train.steps})",
             f"use at most {spec.train.steps}",
+        )
+
+
+def _split_backward_problems(spec: JobSpec) -> Iterator[FieldProblem]:
+    schedule = spec.parallelism.schedule
+    if not SCHEDULES[schedule].splits_backward:
+        return
+    if spec.memory.recompute.mode == "selective":
+        yield FieldProblem(
+            "memory.recompute",
+            f"what mode selective has kept is given out once, and {schedule} goes through each layer twice, for the "
+            "gradients of inputs and of weights",
+            "use recompute: full, or schedule interleaved, 1f1b or gpipe",
+        )
+    if spec.train.precision == "bf16_pure":
+        yield FieldProblem(
+            "train.precision",
+            f"bf16_pure adds micro-batches up in fp32, which {schedule} with its gradients of weights apart goes round",
+            "use bf16, or schedule interleaved, 1f1b or gpipe",
         )
 
 

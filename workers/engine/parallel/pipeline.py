@@ -46,8 +46,11 @@ def stretches(spec: JobSpec, rank: int) -> list[Stretch]:
 class Runner(Protocol):
     """Runs the micro-batches of a replica, of a fixed number and shape."""
 
-    def train(self, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
-        """Forward and backward; gradients add up in the parameters. The sum of the losses, 0 without the last stage."""
+    def train(self, tokens_BS: Tensor, targets_BS: Tensor, scale: float = 1.0) -> Tensor:
+        """Forward and backward; gradients, ``scale`` times as large, add up in the parameters.
+
+        The sum of the losses, 0 without the last stage.
+        """
         ...
 
     def evaluate(self, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
@@ -63,8 +66,9 @@ class OneStage:
         self._micro_batch = micro_batch
         self._loss = loss
 
-    def train(self, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
-        return self._run(tokens_BS, targets_BS, lambda loss: loss.backward())
+    def train(self, tokens_BS: Tensor, targets_BS: Tensor, scale: float = 1.0) -> Tensor:
+        with self._loss.scaled(scale):
+            return self._run(tokens_BS, targets_BS, lambda loss: loss.backward()) / scale
 
     @torch.no_grad()
     def evaluate(self, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
@@ -105,8 +109,9 @@ class ManyStages:
         self._training = self._make()
         self._evaluation: Any = None
 
-    def train(self, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
-        return self._run(self._training.step, tokens_BS, targets_BS)
+    def train(self, tokens_BS: Tensor, targets_BS: Tensor, scale: float = 1.0) -> Tensor:
+        with self._loss.scaled(scale):
+            return self._run(self._training.step, tokens_BS, targets_BS) / scale
 
     @torch.no_grad()
     def evaluate(self, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:

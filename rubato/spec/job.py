@@ -157,6 +157,12 @@ def _split_backward_problems(spec: JobSpec) -> Iterator[FieldProblem]:
             "gradients of inputs and of weights",
             "use recompute: full, or schedule interleaved, 1f1b or gpipe",
         )
+    if spec.train.precision == "float8":
+        yield FieldProblem(
+            "train.precision",
+            f"float8 computes both gradients of a product at once, {schedule} wants them apart",
+            "use bf16, or schedule interleaved, 1f1b or gpipe",
+        )
     if spec.train.precision == "bf16_pure":
         yield FieldProblem(
             "train.precision",
@@ -166,7 +172,22 @@ def _split_backward_problems(spec: JobSpec) -> Iterator[FieldProblem]:
 
 
 def _precision_problems(spec: JobSpec) -> Iterator[FieldProblem]:
-    if spec.train.precision == "float8" and spec.workers.gpus == 0:
+    if spec.train.precision != "float8":
+        return
+    if spec.parallelism.tensor > 1:
+        yield FieldProblem(
+            "train.precision",
+            "float8 scales a matrix by its largest value, of which tensor ranks would each know their own",
+            "use bf16, or parallelism.tensor 1",
+        )
+    positions = spec.parallelism.micro_batch * spec.data.sequence_length
+    if positions % 16:
+        yield FieldProblem(
+            "train.precision",
+            f"float8 multiplies matrices of 16 rows or a multiple, a micro-batch has {positions} positions",
+            "use bf16, or a data.sequence_length that is a multiple of 16",
+        )
+    if spec.workers.gpus == 0:
         yield FieldProblem(
             "train.precision",
             "float8 needs GPUs with products of matrices in it (compute capability 8.9 or newer), workers.gpus is 0",

@@ -75,7 +75,7 @@ class TrainSpec(Section):
     precision: Literal["fp32", "bf16", "bf16_pure", "fp16", "float8"] = Field(
         "fp32",
         description="bf16, fp16: autocast, with fp32 parameters and reductions; bf16_pure: bf16 parameters and "
-        "activations, with fp32 master weights and reductions",
+        "activations, with fp32 master weights and reductions; float8: bf16 with the products of blocks in 8 bits",
     )
     loss_scale: LossScaleSpec = LossScaleSpec()
     clip_norm: PositiveFloat | None = Field(1.0, description="largest global gradient norm; null: no clipping")

@@ -11,12 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from rubato.layout import Layout
+from rubato.problems import RubatoError
 from rubato.spec import JobSpec, LossScaleSpec, OptimizerSpec, TrainSpec
 from tests.engine.forked import RankError, in_one_process, run_ranks
 from tests.engine.jobs import tiny_spec, train_at, write_corpus
 from workers.engine import train as loop
 from workers.engine.device import Device
 from workers.engine.membership import Generation, Standing, StaticMembership
+from workers.engine.memory.float8 import convert_linears
 from workers.engine.memory.precision import PRECISIONS, apply_precision
 from workers.engine.mesh import ReplicaMesh
 from workers.engine.models.llama import Llama, LlamaConfig
@@ -238,3 +240,29 @@ def test_norms_and_the_residual_stream_stay_in_fp32(precision: str) -> None:
     narrow = PRECISIONS[precision].autocast
     assert seen["RMSNorm"] == seen["Block"] == seen["gradients"] == {torch.float32}
     assert seen["Linear"] == {narrow}
+
+
+def test_float8_multiplies_both_ways_and_says_where_it_cannot_run() -> None:
+    def work() -> tuple[list[float], str, set[str]]:
+        torch.manual_seed(0)
+        linear = nn.Linear(32, 48, bias=False)
+        hidden_BSD, gradient_BSF = torch.randn(2, 16, 32, requires_grad=True), torch.randn(2, 16, 48)
+        exact = linear(hidden_BSD)
+        expected = [exact, *torch.autograd.grad(exact, [hidden_BSD, linear.weight], gradient_BSF)]
+        convert_linears(nn.ModuleList([linear]))
+        product = linear(hidden_BSD)
+        found = [product, *torch.autograd.grad(product, [hidden_BSD, linear.weight], gradient_BSF.bfloat16())]
+        errors = [float((a - b).detach().norm() / b.detach().norm()) for a, b in zip(found, expected, strict=True)]
+        model = Llama(LlamaConfig(16, 1, 4, 4, 24, 32, 8, 1e4, 1e-5, False))
+        with pytest.raises(RubatoError) as refused:
+            apply_precision(model, PRECISIONS["float8"], CPU)
+        convert_linears(model.layers)
+        narrow = {name for name, module in model.named_modules() if "forward" in vars(module)}
+        return errors, str(refused.value), narrow
+
+    errors, refusal, narrow = in_one_process(work)
+    # Rounding to 3 or 2 bits after the point: up to 1/16 and 1/8 of a value, less in the sum of many.
+    assert errors[0] == pytest.approx(0.04, abs=0.01)
+    assert errors[1:] == pytest.approx([0.06, 0.06], abs=0.015)
+    assert "float8 cannot run on the CPU" in refusal
+    assert narrow == {f"layers.0.attention.{name}" for name in ("wq", "wk", "wv", "wo")}  # 24 is no multiple of 16

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from workers.engine.device import Device
+from workers.engine.memory.float8 import use_float8
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ PRECISIONS: dict[str, Precision] = {
     "bf16": Precision(autocast=torch.bfloat16),
     "bf16_pure": Precision(parameters=torch.bfloat16),
     "fp16": Precision(autocast=torch.float16),
+    "float8": Precision(autocast=torch.bfloat16, apply=use_float8),
 }
 """By the name a spec calls them."""
 

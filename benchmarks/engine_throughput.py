@@ -55,7 +55,7 @@ def plain_loop(spec: JobSpec, sampler: Sampler, mesh: ReplicaMesh) -> Callable[[
     """A step as one writes it by hand, by its number; the loss of that step."""
     model = whole_model(spec)
     share = ModelShare(spec, mesh)
-    share.initialise()
+    share.initialise(share.parameters)
     model.load_state_dict(dict(share.parameters))
     matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
     norms = [parameter for parameter in model.parameters() if parameter.ndim == 1]

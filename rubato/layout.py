@@ -6,8 +6,11 @@ partners, who talk most, are neighbours.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
+
+from rubato.pipelines import SCHEDULES
 
 
 class Coordinates(NamedTuple):
@@ -95,13 +98,17 @@ def layout_for(shape: ReplicaShape, workers: int) -> Layout | None:
 
 def runs_in_schedule(shape: ReplicaShape, count: int) -> bool:
     """Whether the pipeline schedule can run ``count`` micro-batches (the rules of torch.distributed.pipelining)."""
-    if count < 1:
+    if count < 1 or shape.pipeline == 1:
+        return count >= 1
+    rules = SCHEDULES[shape.schedule]
+    if rules.rounds and count % max(1, count // shape.pipeline):
         return False
-    if shape.pipeline == 1 or shape.schedule == "gpipe":
-        return True
-    if shape.schedule == "1f1b":
-        return count >= shape.pipeline
-    return count % max(1, count // shape.pipeline) == 0
+    return count >= rules.fewest * shape.pipeline
+
+
+def fewest_micro_batches(shape: ReplicaShape) -> int:
+    """The smallest number of micro-batches that the pipeline schedule can run."""
+    return next(count for count in itertools.count(1) if runs_in_schedule(shape, count))
 
 
 def possible_sizes(shape: ReplicaShape, global_batch: int, low: int, high: int) -> list[int]:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Annotated, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from rubato.layout import layout_for, nearest_sizes, possible_sizes
+from rubato.arithmetic import Decoder
+from rubato.layout import (
+    fewest_micro_batches,
+    layout_for,
+    micro_batches,
+    nearest_sizes,
+    possible_sizes,
+    runs_in_schedule,
+)
+from rubato.pipelines import SCHEDULES, balanced
 from rubato.problems import FieldProblem
 from rubato.spec.model import ModelSpec
 from rubato.spec.section import Section, refuse
@@ -16,6 +26,7 @@ from rubato.spec.sections import (
     CommunicationSpec,
     DataSpec,
     FaultsSpec,
+    MemorySpec,
     OptimizerSpec,
     ParallelismSpec,
     TrainSpec,
@@ -35,6 +46,7 @@ class JobSpec(Section):
     data: DataSpec
     train: TrainSpec
     optimizer: OptimizerSpec = OptimizerSpec()
+    memory: MemorySpec = MemorySpec()
     parallelism: ParallelismSpec = ParallelismSpec()
     communication: CommunicationSpec = CommunicationSpec()
     workers: WorkersSpec
@@ -43,16 +55,24 @@ class JobSpec(Section):
 
     @model_validator(mode="after")
     def _check_across_sections(self) -> Self:
-        problems = [
-            *_position_problems(self),
-            *_tensor_problems(self),
-            *_pipeline_problems(self),
-            *_batch_problems(self),
-        ]
+        checks = (
+            _position_problems,
+            _tensor_problems,
+            _pipeline_problems,
+            _split_backward_problems,
+            _batch_problems,
+            _precision_problems,
+        )
+        problems = [problem for check in checks for problem in check(self)]
         problems = problems or [*_size_problems(self)]  # sizes of a replica that cannot exist mean nothing
         if problems:
             raise refuse(problems)
         return self
+
+    @property
+    def stage_layers(self) -> tuple[int, ...]:
+        """Layers of each pipeline stage, first to last: as placed by hand, else balanced by cost."""
+        return self.parallelism.stages or tuple(_balanced(self))
 
     @property
     def sizes(self) -> list[int]:
@@ -60,12 +80,21 @@ class JobSpec(Section):
         return possible_sizes(self.parallelism, self.train.global_batch, self.workers.min, self.workers.max)
 
 
+def _balanced(spec: JobSpec) -> list[int]:
+    """Layers of each stage by the multiply-adds of a token, of which a lookup in the embedding takes next to none."""
+    model, vocab = spec.model, spec.data.vocab_size
+    decoder = Decoder.of(model, vocab)
+    attention = decoder.query_hidden * spec.data.sequence_length  # scores and weighted values, over the causal half
+    layer = decoder.layer_weights + attention
+    stages = spec.parallelism.pipeline * spec.parallelism.virtual_stages
+    return balanced(model.layers, stages, first=decoder.hidden / layer, last=decoder.hidden * vocab / layer)
+
+
 def _tensor_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     degree, model = spec.parallelism.tensor, spec.model
     split = {
         "model.heads": model.heads,
         "model.ffn_size": model.ffn_size,
-        "the vocabulary": spec.data.vocab_size,
         "data.sequence_length": spec.data.sequence_length,
     }
     if model.positions is not None:
@@ -105,6 +134,13 @@ def _pipeline_problems(spec: JobSpec) -> Iterator[FieldProblem]:
             f"{stages} stages need at least {stages} layers, the model has {spec.model.layers}",
             f"use at most {spec.model.layers} stages (pipeline x virtual_stages)",
         )
+    elif spec.parallelism.stages is not None and sum(spec.parallelism.stages) != spec.model.layers:
+        even = ", ".join(map(str, _balanced(spec)))
+        yield FieldProblem(
+            "parallelism.stages",
+            f"{sum(spec.parallelism.stages)} layers are placed, the model has {spec.model.layers}",
+            f"place {spec.model.layers}, such as [{even}], or leave stages out",
+        )
 
 
 def _batch_problems(spec: JobSpec) -> Iterator[FieldProblem]:
@@ -124,15 +160,90 @@ def _batch_problems(spec: JobSpec) -> Iterator[FieldProblem]:
         )
 
 
+def _split_backward_problems(spec: JobSpec) -> Iterator[FieldProblem]:
+    schedule = spec.parallelism.schedule
+    if not SCHEDULES[schedule].splits_backward:
+        return
+    if spec.memory.recompute.mode == "selective":
+        yield FieldProblem(
+            "memory.recompute",
+            f"what mode selective has kept is given out once, and {schedule} goes through each layer twice, for the "
+            "gradients of inputs and of weights",
+            "use recompute: full, or schedule interleaved, 1f1b or gpipe",
+        )
+    if spec.train.precision == "float8":
+        yield FieldProblem(
+            "train.precision",
+            f"float8 computes both gradients of a product at once, {schedule} wants them apart",
+            "use bf16, or schedule interleaved, 1f1b or gpipe",
+        )
+    if spec.train.precision == "bf16_pure":
+        yield FieldProblem(
+            "train.precision",
+            f"bf16_pure adds micro-batches up in fp32, which {schedule} with its gradients of weights apart goes round",
+            "use bf16, or schedule interleaved, 1f1b or gpipe",
+        )
+
+
+def _precision_problems(spec: JobSpec) -> Iterator[FieldProblem]:
+    if spec.train.precision != "float8":
+        return
+    if spec.parallelism.tensor > 1:
+        yield FieldProblem(
+            "train.precision",
+            "float8 scales a matrix by its largest value, of which tensor ranks would each know their own",
+            "use bf16, or parallelism.tensor 1",
+        )
+    positions = spec.parallelism.micro_batch * spec.data.sequence_length
+    if positions % 16:
+        yield FieldProblem(
+            "train.precision",
+            f"float8 multiplies matrices of 16 rows or a multiple, a micro-batch has {positions} positions",
+            "use bf16, or a data.sequence_length that is a multiple of 16",
+        )
+    if spec.workers.gpus == 0:
+        yield FieldProblem(
+            "train.precision",
+            "float8 needs GPUs with products of matrices in it (compute capability 8.9 or newer), workers.gpus is 0",
+            "use bf16, or workers with gpus",
+        )
+
+
 def _size_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     low, high = spec.workers.min, spec.workers.max
     if spec.sizes:
         return
     parallelism, batch = spec.parallelism, spec.train.global_batch
     near = nearest_sizes(parallelism, batch, low)
+    first = layout_for(parallelism, low)
+    if first is not None and low == high and batch // parallelism.micro_batch >= first.data:
+        yield _schedule_problem(spec, first.data)
+        return
     asked = f"{low} workers" if low == high else f"any number of workers from {low} to {high}"
     cause = f"{asked} cannot be laid out at tensor {parallelism.tensor} x pipeline {parallelism.pipeline}"
-    if layout_for(parallelism, low) is not None:
+    if first is not None:
         cause += f" with a global batch of {batch} in micro-batches of {parallelism.micro_batch}"
     fix = f"use {' or '.join(map(str, near))} workers" if near else "use a larger global_batch or a smaller micro_batch"
     yield FieldProblem("workers", cause, fix)
+
+
+def _schedule_problem(spec: JobSpec, data: int) -> FieldProblem:
+    """Why the pipeline schedule cannot run what ``data`` replicas would each be given."""
+    shape, batch = spec.parallelism, spec.train.global_batch
+    count = next(each for each in micro_batches(shape, batch, data) if not runs_in_schedule(shape, each))
+    fewest = fewest_micro_batches(shape)
+    rule = f"at least {fewest}" if count < fewest else f"a multiple of {count // shape.pipeline}, or fewer rounds"
+    # Upwards: a larger batch is always one that can run; and the nearest number of workers at this one.
+    larger = next(
+        each * shape.micro_batch * data
+        for each in itertools.count(batch // (shape.micro_batch * data) or 1)
+        if each * shape.micro_batch * data > batch and runs_in_schedule(shape, each)
+    )
+    near = nearest_sizes(shape, batch, spec.workers.min)
+    fixes = [f"train.global_batch {larger}", *([f"{' or '.join(map(str, near))} workers"] if near else [])]
+    return FieldProblem(
+        "parallelism.schedule",
+        f"{shape.schedule} over {shape.pipeline} ranks cannot run {count} micro-batches a replica (it needs {rule}), "
+        f"which is what a global batch of {batch} in micro-batches of {shape.micro_batch} gives {data} of them",
+        f"use {', or '.join(fixes)}",
+    )

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from rubato.pipelines import SCHEDULES, ScheduleName
 from rubato.problems import FieldProblem
 from rubato.spec.section import Section, refuse
+
+LARGEST_LOSS_SCALE = 2**24
+"""Beyond, a loss of one would leave the range that fp32 counts whole numbers in."""
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -48,13 +53,31 @@ class DataSpec(Section):
         return 256
 
 
+class LossScaleSpec(Section):
+    """fp16: the loss is multiplied so that gradients do not vanish, halved on an overflow, doubled when all is well."""
+
+    start: PositiveInt = Field(2**16, description="the first scale, a power of 2")
+    growth_interval: PositiveInt = Field(2000, description="steps in a row without an overflow before it doubles")
+
+    @model_validator(mode="after")
+    def _power_of_two(self) -> Self:
+        if self.start & (self.start - 1) or self.start > LARGEST_LOSS_SCALE:
+            near = min(LARGEST_LOSS_SCALE, 1 << (self.start.bit_length() - 1))
+            cause = f"{self.start} is not a power of 2 of at most {LARGEST_LOSS_SCALE}: scaling would round"
+            raise refuse([FieldProblem("start", cause, f"use {near}")])
+        return self
+
+
 class TrainSpec(Section):
     steps: PositiveInt
     global_batch: PositiveInt = Field(description="sequences a step, whatever the layout")
     seed: NonNegativeInt = 0
-    precision: Literal["fp32", "bf16"] = Field(
-        "fp32", description="bf16: autocast, with fp32 parameters and reductions"
+    precision: Literal["fp32", "bf16", "bf16_pure", "fp16", "float8"] = Field(
+        "fp32",
+        description="bf16, fp16: autocast, with fp32 parameters and reductions; bf16_pure: bf16 parameters and "
+        "activations, with fp32 master weights and reductions; float8: bf16 with the products of blocks in 8 bits",
     )
+    loss_scale: LossScaleSpec = LossScaleSpec()
     clip_norm: PositiveFloat | None = Field(1.0, description="largest global gradient norm; null: no clipping")
 
 
@@ -76,47 +99,100 @@ class OptimizerSpec(Section):
     schedule: ScheduleSpec = ScheduleSpec()
 
 
+class RecomputeSpec(Section):
+    """Activations that a layer drops and computes again for its backward pass. Written short: one word."""
+
+    mode: Literal["none", "full", "selective"] = Field(
+        "none",
+        description="full: a layer keeps its input alone; selective: also what is dear to compute (matrix products, "
+        "attention, communication), and it computes again what is cheap (norms, activations, rotations)",
+    )
+    every: PositiveInt = Field(1, description="one layer in so many is recomputed; alone it means mode full")
+    budget: Annotated[float, Field(ge=0.0, le=1.0)] | None = Field(
+        None, description="share of the activations that may be kept; only where layers are compiled"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_forms(cls, given: Any) -> Any:
+        if isinstance(given, str):
+            return {"mode": given}
+        if isinstance(given, dict) and "every" in given:
+            return {"mode": "full", **given}
+        return given
+
+    @model_validator(mode="after")
+    def _check_budget(self) -> Self:
+        if self.budget is not None:
+            near = "none" if self.budget >= 0.75 else "full"
+            if near == "full" and self.budget > 0.25:
+                near = "{every: 2}"
+            raise refuse(
+                [
+                    FieldProblem(
+                        "budget",
+                        "what to keep within a budget is chosen by the partitioner of torch.compile, and layers are "
+                        "not compiled",
+                        f"use recompute: {near}, which is nearest to {self.budget:g}, or selective",
+                    )
+                ]
+            )
+        if self.mode == "none" and self.every > 1:
+            raise refuse([FieldProblem("every", "no layer is recomputed in mode none", "use mode full or selective")])
+        return self
+
+
+class MemorySpec(Section):
+    recompute: RecomputeSpec = RecomputeSpec()
+
+
 class ParallelismSpec(Section):
     """The shape of one replica. The data degree is not here: it follows the number of workers."""
 
     tensor: PositiveInt = 1
     pipeline: PositiveInt = 1
-    schedule: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"
-    virtual_stages: PositiveInt = Field(1, description="stages a pipeline rank holds; above 1 only when interleaved")
+    schedule: ScheduleName = "1f1b"
+    virtual_stages: PositiveInt = Field(1, description="stages a pipeline rank holds; what the schedule asks for")
+    stages: tuple[PositiveInt, ...] | None = Field(
+        None, description="layers of each stage, first to last; null: balanced by cost, embedding and head counted"
+    )
     micro_batch: PositiveInt = Field(1, description="sequences a micro-batch")
 
     @model_validator(mode="before")
     @classmethod
-    def _interleaved_means_two(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("schedule") == "interleaved":
-            return {"virtual_stages": 2, **given}
-        return given
+    def _as_many_stages_as_the_schedule_needs(cls, given: Any) -> Any:
+        rules = SCHEDULES.get(str(given.get("schedule"))) if isinstance(given, dict) else None
+        return given if rules is None else {"virtual_stages": rules.stages[0], **given}
 
     @model_validator(mode="after")
     def _check_stages(self) -> Self:
-        interleaved = self.schedule == "interleaved"
-        if interleaved and (self.pipeline == 1 or self.virtual_stages == 1):
-            raise refuse(
-                [
-                    FieldProblem(
-                        "schedule",
-                        f"interleaving needs several ranks with several stages each, not pipeline {self.pipeline} "
-                        f"with virtual_stages {self.virtual_stages}",
-                        "use 1f1b, or pipeline and virtual_stages of 2 or more",
-                    )
-                ]
-            )
-        if not interleaved and self.virtual_stages > 1:
-            raise refuse(
-                [
-                    FieldProblem(
-                        "virtual_stages",
-                        f"schedule {self.schedule} runs one stage a rank, not {self.virtual_stages}",
-                        "use schedule: interleaved, or leave virtual_stages out",
-                    )
-                ]
-            )
+        problems = [*self._schedule_problems()]
+        count = self.pipeline * self.virtual_stages
+        if not problems and self.stages is not None and len(self.stages) != count:
+            cause = f"{len(self.stages)} stages are placed, pipeline {self.pipeline} x virtual_stages"
+            fix = f"give {count} numbers of layers, or leave stages out"
+            problems.append(FieldProblem("stages", f"{cause} {self.virtual_stages} are {count}", fix))
+        if problems:
+            raise refuse(problems)
         return self
+
+    def _schedule_problems(self) -> Iterator[FieldProblem]:
+        fewest, most = SCHEDULES[self.schedule].stages
+        several = fewest > 1
+        if several and self.pipeline == 1:
+            yield FieldProblem(
+                "schedule",
+                f"{self.schedule} is for several ranks with several stages each, not for pipeline 1",
+                "use 1f1b, or a pipeline of 2 or more",
+            )
+        elif self.virtual_stages < fewest or (most is not None and self.virtual_stages > most):
+            runs = "one stage" if most == 1 else f"{fewest} stages" if most == fewest else f"{fewest} or more stages"
+            other = "1f1b for one stage a rank" if several else "interleaved for several stages a rank"
+            yield FieldProblem(
+                "virtual_stages",
+                f"schedule {self.schedule} runs {runs} a rank, not {self.virtual_stages}",
+                f"use virtual_stages {fewest} (or leave it out), or schedule {other}",
+            )
 
     @property
     def replica_size(self) -> int:
@@ -158,6 +234,9 @@ class CheckpointSpec(Section):
 
 
 class FaultsSpec(Section):
-    """How often a job may lose workers before it counts as failed; -1: any number of times."""
+    """What a job may suffer before it counts as failed."""
 
-    hardware: Annotated[int, Field(ge=-1)] = -1
+    hardware: Annotated[int, Field(ge=-1)] = Field(-1, description="losses of workers; -1: any number")
+    nonfinite_steps: PositiveInt = Field(
+        10, description="steps in a row that are skipped because gradients are NaN or Inf, whatever the loss scale"
+    )

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from rubato.arithmetic import AUTOCAST, FP32, Decoder
 from rubato.layout import layout_for
+from rubato.pipelines import ScheduleName
 from rubato.spec import JobSpec
-from service.planning.shapes import Layout, Runtime, Work
+from service.planning.shapes import Layout, Runtime, Schedule, Work
+
+# What splits the backward pass fills bubbles of a schedule that is modelled; its memory is that one's or less.
+_SCHEDULES: dict[ScheduleName, Schedule] = {
+    "gpipe": "gpipe",
+    "1f1b": "1f1b",
+    "interleaved": "interleaved",
+    "interleaved_zero_bubble": "interleaved",
+    "zbv": "interleaved",
+    "dualpipev": "interleaved",
+}
 
 
 def work_of(spec: JobSpec) -> Work:
@@ -29,6 +40,6 @@ def layout_of(spec: JobSpec, workers: int) -> Layout | None:
         pipeline=shape.pipeline,
         data=shape.data,
         micro_batch=spec.parallelism.micro_batch,
-        schedule=spec.parallelism.schedule,
+        schedule=_SCHEDULES[spec.parallelism.schedule],
         virtual_stages=spec.parallelism.virtual_stages,
     )

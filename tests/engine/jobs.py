@@ -50,18 +50,23 @@ def train_at(
     store: dist.Store | None = None,
     name: str = "world",
     dtype: torch.dtype = torch.float64,
+    events: list[dict[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
-    """Trains as one rank of a layout; the metrics, where this rank is the one that reports them."""
+    """Trains as one rank of a layout, in fp64 by default; the metrics, where this rank is the one that reports them.
+
+    Events it reports are added to ``events``.
+    """
     torch.set_default_dtype(dtype)
     if layout.world_size > 1:
         assert store is not None
         start_group(store, name, rank, layout.world_size)
     metrics: list[dict[str, Any]] = []
+    heard = {"metric": metrics, "event": [] if events is None else events, "step": []}
     membership = StaticMembership(
         layout.data,
         layout.coordinates(rank).data,
         dist.PrefixStore(f"{name}-data", store) if store is not None else None,
-        on_report=lambda kind, record: metrics.append(record) if kind == "metric" else None,
+        on_report=lambda kind, record: heard[kind].append(record),
     )
     mesh = ReplicaMesh.of_world(layout, rank, Device.of_rank(0, gpu=False), TIMEOUT)
     result = train(spec, membership=membership, mesh=mesh, run=RunDirectory.create(run), warm_up_steps=0)

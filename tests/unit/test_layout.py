@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from rubato.layout import (
     Coordinates,
     Layout,
+    fewest_micro_batches,
     layout_for,
     micro_batches,
     nearest_sizes,
@@ -19,6 +21,7 @@ from rubato.layout import (
     sample_range,
     split_evenly,
 )
+from rubato.pipelines import SCHEDULES, balanced, stages_of
 
 degrees = st.integers(1, 6)
 
@@ -36,7 +39,7 @@ shapes = st.builds(
     Shape,
     tensor=st.integers(1, 4),
     pipeline=st.integers(1, 4),
-    schedule=st.sampled_from(["gpipe", "1f1b", "interleaved"]),
+    schedule=st.sampled_from(["gpipe", "1f1b", "interleaved", "interleaved_zero_bubble", "zbv", "dualpipev"]),
     micro_batch=st.integers(1, 4),
 )
 
@@ -102,6 +105,10 @@ def test_a_data_degree_that_does_not_divide_the_batch_is_weighted_not_refused() 
         ("interleaved", 4, True),
         ("interleaved", 6, True),
         ("interleaved", 9, False),
+        ("interleaved_zero_bubble", 9, False),
+        ("zbv", 1, True),
+        ("dualpipev", 7, False),
+        ("dualpipev", 9, True),
     ],
 )
 def test_what_a_schedule_of_four_ranks_can_run(schedule: str, count: int, runs: bool) -> None:
@@ -127,3 +134,39 @@ def test_nearest_sizes_stay_within_the_bounds_of_the_job() -> None:
     assert nearest_sizes(shape, 16, 5, 4, 8) == [4, 8]
     assert nearest_sizes(shape, 16, 12, 4, 8) == [8]
     assert nearest_sizes(shape, 16, 1, 4, 8) == [4]
+
+
+def test_the_fewest_micro_batches_of_each_schedule() -> None:
+    fewest = {name: fewest_micro_batches(Shape(pipeline=3, schedule=name)) for name in SCHEDULES}
+    assert fewest == {
+        "gpipe": 1,
+        "1f1b": 3,
+        "interleaved": 1,
+        "interleaved_zero_bubble": 1,
+        "zbv": 1,
+        "dualpipev": 6,
+    }
+
+
+def test_every_stage_is_on_one_rank_and_a_v_turns_on_the_last() -> None:
+    for name in SCHEDULES:
+        fewest = SCHEDULES[name].stages[0]
+        held = [stages_of(name, 4, fewest, rank) for rank in range(4)]
+        assert sorted(stage for stages in held for stage in stages) == list(range(4 * fewest))
+    assert [stages_of("zbv", 3, 2, rank) for rank in range(3)] == [[0, 5], [1, 4], [2, 3]]
+    assert [stages_of("interleaved", 3, 2, rank) for rank in range(3)] == [[0, 3], [1, 4], [2, 5]]
+
+
+@given(st.integers(1, 40), st.integers(1, 8), st.floats(0, 5), st.floats(0, 5))
+def test_no_other_placement_has_a_cheaper_dearest_stage(more: int, stages: int, first: float, last: float) -> None:
+    layers = stages + more
+    counts = balanced(layers, stages, first, last)
+    assert sum(counts) == layers
+    assert min(counts) >= 1
+    extra = [0.0] * stages
+    extra[0] += first
+    extra[-1] += last
+    dearest = max(count + own for count, own in zip(counts, extra, strict=True))
+    # With every stage just cheaper than that, fewer layers would find room, or a stage would have none.
+    room = [max(1, math.ceil(dearest - own - 1e-9) - 1) for own in extra]
+    assert sum(room) < layers or any(own + 1 >= dearest - 1e-9 for own in extra)

@@ -133,6 +133,65 @@ def test_a_plain_number_of_workers_means_exactly_that_many() -> None:
         ({"model__heads": 6}, "model.heads", "6 heads do not divide hidden_size 64", "divisor"),
         ({"optimizer__schedule__warmup": 11}, "optimizer.schedule.warmup", "more than train.steps", "at most 10"),
         ({"parallelism__virtual_stages": 2}, "parallelism.virtual_stages", "one stage a rank", "interleaved"),
+        (
+            {"parallelism__schedule": "zbv", "parallelism__virtual_stages": 3},
+            "parallelism.virtual_stages",
+            "schedule zbv runs 2 stages a rank, not 3",
+            "use virtual_stages 2",
+        ),
+        (
+            {"parallelism": {"pipeline": 1, "schedule": "dualpipev"}, "workers": 1},
+            "parallelism.schedule",
+            "dualpipev is for several ranks",
+            "use 1f1b",
+        ),
+        (
+            {"parallelism": {"pipeline": 2, "schedule": "dualpipev"}, "workers": 8, "train__global_batch": 12},
+            "parallelism.schedule",
+            "cannot run 3 micro-batches a replica (it needs at least 4)",
+            "use train.global_batch 16, or 6 workers",
+        ),
+        (
+            {"parallelism": {"pipeline": 2, "schedule": "interleaved"}, "workers": 2, "train__global_batch": 5},
+            "parallelism.schedule",
+            "cannot run 5 micro-batches",
+            "use train.global_batch 6",
+        ),
+        ({"parallelism__stages": [1, 1, 2]}, "parallelism.stages", "3 stages are placed", "give 2 numbers"),
+        ({"parallelism__stages": [1, 2]}, "parallelism.stages", "3 layers are placed, the model has 4", "[2, 2]"),
+        (
+            {"parallelism__schedule": "zbv", "memory__recompute": "selective"},
+            "memory.recompute",
+            "is given out once, and zbv goes through each layer twice",
+            "use recompute: full",
+        ),
+        (
+            {"parallelism__schedule": "zbv", "train__precision": "bf16_pure"},
+            "train.precision",
+            "with its gradients of weights apart",
+            "use bf16",
+        ),
+        (
+            {"memory__recompute": {"budget": 0.5}},
+            "memory.recompute.budget",
+            "partitioner of torch.compile",
+            "{every: 2}",
+        ),
+        ({"memory__recompute": {"budget": 0.9}}, "memory.recompute.budget", "torch.compile", "recompute: none"),
+        (
+            {"memory__recompute": {"mode": "none", "every": 2}},
+            "memory.recompute.every",
+            "mode none",
+            "full or selective",
+        ),
+        ({"train__precision": "float8"}, "train.precision", "workers.gpus is 0", "use bf16"),
+        (
+            {"train__precision": "float8", "workers": {"min": 4, "gpus": 1}},
+            "train.precision",
+            "of which tensor ranks would each know their own",
+            "parallelism.tensor 1",
+        ),
+        ({"train__loss_scale": {"start": 1000}}, "train.loss_scale.start", "is not a power of 2", "use 512"),
     ],
 )
 def test_a_refusal_names_field_cause_and_fix(changes: dict[str, Any], field: str, cause: str, fix: str) -> None:
@@ -197,3 +256,29 @@ def test_a_file_that_holds_no_spec(tmp_path: Path, text: str | bytes | None, cau
     (problem,) = refused.value.problems
     assert problem.field == str(file)
     assert cause in problem.cause
+
+
+@pytest.mark.parametrize(
+    ("short", "long"),
+    [
+        ("full", {"mode": "full", "every": 1, "budget": None}),
+        ("selective", {"mode": "selective", "every": 1, "budget": None}),
+        ({"every": 3}, {"mode": "full", "every": 3, "budget": None}),
+        ({"mode": "selective", "every": 2}, {"mode": "selective", "every": 2, "budget": None}),
+    ],
+)
+def test_recomputation_is_written_short_and_resolved_in_full(short: Any, long: dict[str, Any]) -> None:
+    assert parse_spec(content(memory__recompute=short)).memory.recompute.model_dump() == long
+
+
+def test_stages_are_balanced_by_cost_unless_they_are_placed() -> None:
+    assert parse_spec(content(model__layers=5)).stage_layers == (3, 2)
+    assert parse_spec(content(model__layers=5, parallelism__stages=[1, 4])).stage_layers == (1, 4)
+    # A token of the head costs 8 x 256 multiply-adds, of a layer 8 x 120: somewhat more than two layers.
+    small = {"preset": "tiny", "layers": 9, "ffn_size": 8, "hidden_size": 8}
+    assert parse_spec(content(model=small)).stage_layers == (6, 3)
+
+
+def test_a_schedule_brings_the_stages_it_needs() -> None:
+    for name in ("interleaved", "interleaved_zero_bubble", "zbv", "dualpipev"):
+        assert parse_spec(content(parallelism__schedule=name)).parallelism.virtual_stages == 2

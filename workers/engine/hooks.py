@@ -30,17 +30,24 @@ log = logging.getLogger(__name__)
 class Record:
     """What a step came to; fields as in ``rubato.resources.Metric``.
 
-    ``step_tokens`` are the real tokens of this step.
+    ``step_tokens`` are the real tokens of this step, ``loss_scale`` the scale after it. A step whose loss or gradient
+    norm is not finite has None there, and was skipped.
     """
 
     step: int
-    loss: float
-    grad_norm: float
+    loss: float | None
+    grad_norm: float | None
     lr: float
     tokens: int
     step_tokens: int
     step_s: float
+    loss_scale: int = 1
     validation_loss: float | None = None
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the step changed no weight."""
+        return self.loss is None or self.grad_norm is None
 
 
 @dataclass
@@ -153,14 +160,25 @@ class Report:
             "generation": generation.number,
             "data": generation.data,
         }
-        del metric["step_tokens"]
-        self._membership.report("metric", metric)
+        del metric["step_tokens"], metric["loss_scale"]
+        if record.skipped:
+            self._tell_skipped(record)
+        else:
+            self._membership.report("metric", metric)
         self._reported = record.step
         loss = record.validation_loss
         if loss is not None:
             message = f"validation loss {loss:.4f} at step {record.step}"
             event = {"kind": "validation", "message": message, "data": {"step": record.step, "loss": loss}}
             self._membership.report("event", event)
+
+    def _tell_skipped(self, record: Record) -> None:
+        what = "gradients" if record.loss is not None else "loss"
+        message = f"step {record.step} was skipped: its {what} overflowed or came to no number"
+        data = {"step": record.step, "loss": record.loss, "loss_scale": record.loss_scale}
+        if self._spec.train.precision == "fp16":
+            message += f"; the loss scale is {record.loss_scale} now"
+        self._membership.report("event", {"kind": "step.skipped", "message": message, "data": data})
 
 
 class Checkpoint:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rubato.spec import OptimizerSpec
-from workers.engine.optim import adamw
+from workers.engine.optim import LossScale, adamw
 from workers.engine.parallel.data import DataGroup
 from workers.engine.parallel.tensor import local
 
@@ -18,21 +18,31 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class TrainingState:
-    """Parameters, both moments of AdamW, the number of steps done and of tokens seen.
+    """Weights, both moments of AdamW, the loss scale, the number of steps done and of tokens seen.
 
     Attributes:
-        parameters: this worker's share, by global name.
+        weights: this worker's share, by global name: the parameters, or fp32 masters of those in a narrower format.
         leaves: the local tensors behind them, which the optimizer updates; same order.
-        step: optimizer steps done; None: what the tensors hold means nothing.
-        tokens: real tokens trained on since the first step.
+        scale: of the loss.
+        step: steps done; None: what the tensors hold means nothing.
+        updates: of these the ones that were not skipped.
+        tokens: real tokens seen since the first step.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], spec: OptimizerSpec) -> None:
-        self.parameters = dict(parameters)
-        self.leaves = [local(parameter) for parameter in self.parameters.values()]
+    def __init__(self, parameters: Mapping[str, nn.Parameter], spec: OptimizerSpec, scale: LossScale) -> None:
+        self.weights = {name: _master(parameter) for name, parameter in parameters.items()}
+        self.leaves = [local(weight) for weight in self.weights.values()]
+        self.scale = scale
+        narrow = [
+            (local(parameter), leaf)
+            for parameter, leaf in zip(parameters.values(), self.leaves, strict=True)
+            if parameter.dtype != leaf.dtype
+        ]
+        self._copies = [copy for copy, _ in narrow]
+        self._masters = [master for _, master in narrow]
         self.optimizer = adamw(self.leaves, spec)
         self.step: int | None = None
-        self.tokens = 0
+        self.updates = self.tokens = 0
 
     @property
     def done(self) -> int:
@@ -46,7 +56,8 @@ class TrainingState:
         for leaf in self.leaves:
             for name in MOMENTS:
                 self.optimizer.state[leaf][name].zero_()
-        self._declare(0, 0)
+        self.scale.begin()
+        self._declare(0, 0, 0)
 
     def drop(self) -> None:
         """Declares the tensors to mean nothing."""
@@ -57,8 +68,17 @@ class TrainingState:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
+        self._publish()
+        self.step = self.done + 1
+        self.updates += 1
+        self.tokens += tokens
+        self.scale.stepped()
+
+    def skip(self, tokens: int) -> None:
+        """One step that changes no weight: its gradients are not finite."""
         self.step = self.done + 1
         self.tokens += tokens
+        self.scale.overflowed()
 
     def receive(self, data: DataGroup, source: int, step: int, bucket_mb: float) -> None:
         """Takes the state after ``step`` steps from replica ``source``; the source gives it.
@@ -67,41 +87,60 @@ class TrainingState:
             DataAxisError: the data axis failed; who held another step may hold none now.
             RuntimeError: the source holds another step than it should.
         """
-        header = torch.tensor([-1 if self.step is None else self.step, self.tokens], device=self.leaves[0].device)
+        counts = [-1 if self.step is None else self.step, self.updates, self.tokens, *self.scale.state_dict().values()]
+        header = torch.tensor(counts, device=self.leaves[0].device)
         data.broadcast([header], source, bucket_mb)
-        held, tokens = header.tolist()
+        held, updates, tokens, *scale = header.tolist()
         if held != step:
             raise RuntimeError(f"replica {source} was to give the state of step {step}, it holds step {held}")
         if self.step != step:
             self.drop()
         data.broadcast(self._tensors(), source, bucket_mb)
-        self._declare(step, tokens)
+        self.scale.load_state_dict(dict(zip(self.scale.state_dict(), scale, strict=True)))
+        self._declare(step, updates, tokens)
 
     def state_dict(self) -> dict[str, Any]:
         """The state by global names, for a checkpoint: nested dicts of tensors that share memory with this object."""
         return {
-            "model": {name: parameter.detach() for name, parameter in self.parameters.items()},
+            "model": {name: weight.detach() for name, weight in self.weights.items()},
             "optimizer": {
-                f"state.{name}.{moment}": _like(parameter, self.optimizer.state[leaf][moment])
-                for (name, parameter), leaf in zip(self.parameters.items(), self.leaves, strict=True)
+                f"state.{name}.{moment}": _like(weight, self.optimizer.state[leaf][moment])
+                for (name, weight), leaf in zip(self.weights.items(), self.leaves, strict=True)
                 for moment in MOMENTS
             },
             "step": self.step or 0,
+            "updates": self.updates,
             "tokens": self.tokens,
+            "loss_scale": self.scale.state_dict(),
         }
 
     def loaded(self, state: Mapping[str, Any]) -> None:
         """Declares that ``state``, which `state_dict` gave, was filled in place from a checkpoint."""
-        self._declare(state["step"], state["tokens"])
+        self.scale.load_state_dict(state["loss_scale"])
+        self._declare(state["step"], state["updates"], state["tokens"])
 
-    def _declare(self, step: int, tokens: int) -> None:
-        self.step, self.tokens = step, tokens
+    def _declare(self, step: int, updates: int, tokens: int) -> None:
+        self._publish()
+        self.step, self.updates, self.tokens = step, updates, tokens
         for leaf in self.leaves:
-            self.optimizer.state[leaf]["step"].fill_(step)
+            self.optimizer.state[leaf]["step"].fill_(updates)
+
+    @torch.no_grad()
+    def _publish(self) -> None:
+        """Rounds masters to the parameters that are computed with."""
+        if self._copies:
+            torch._foreach_copy_(self._copies, self._masters)
 
     def _tensors(self) -> list[Tensor]:
         moments = [self.optimizer.state[leaf][name] for name in MOMENTS for leaf in self.leaves]
         return [*self.leaves, *moments]
+
+
+def _master(parameter: nn.Parameter) -> Tensor:
+    """What the optimizer updates for a parameter: itself, unless its format is too narrow to add small steps to."""
+    if parameter.dtype not in (torch.bfloat16, torch.float16):
+        return parameter
+    return _like(parameter, local(parameter).float())
 
 
 def _like(parameter: Tensor, held: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ Errors inside the replica are another matter: a worker whose mate is gone cannot
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,14 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rubato.layout import sample_range
+from rubato.layout import fewest_micro_batches, sample_range
 from rubato.spec import JobSpec
 from workers.engine.checkpoint import CheckpointStore
 from workers.engine.data import Sampler, open_corpus
 from workers.engine.hooks import Checkpoint, Hook, Record, Report, Session, Validation, busy, due
 from workers.engine.membership import Generation, Membership, Standing
 from workers.engine.mesh import ReplicaMesh
-from workers.engine.optim import clip_factor, learning_rate, squared_norm
+from workers.engine.optim import LossScale, NotFiniteError, clip_factor, learning_rate, squared_norm
 from workers.engine.parallel.compose import ModelShare
 from workers.engine.parallel.data import DataAxisError, DataGroup, GradientBuckets
 from workers.engine.parallel.pipeline import Runner
@@ -108,7 +109,7 @@ class Worker:
         self.nominal_tokens = spec.train.global_batch * spec.data.sequence_length
         self.sampler = Sampler(spec, open_corpus(spec, run.corpus))
         self.share = ModelShare(spec, mesh)
-        self.state = TrainingState(self.share.parameters, spec.optimizer)
+        self.state = TrainingState(self.share.parameters, spec.optimizer, LossScale(spec.train))
         self.buckets = GradientBuckets(self.state.leaves, spec.communication.bucket_mb)
         self.checkpoints = CheckpointStore(
             run.checkpoints,
@@ -139,7 +140,7 @@ class Worker:
     @property
     def loss(self) -> float | None:
         """Of the last step, when one was taken since the last checkpoint was loaded."""
-        return self.commit["loss"] if self.commit else None
+        return self.commit.get("loss") if self.commit else None
 
     def standing(self) -> Standing:
         """What this worker brings to the next generation."""
@@ -203,13 +204,14 @@ class Worker:
         squares, loss_sum, asked = self.mesh.sum([squares, loss_here, asked])
         tokens = float(sums[1])
         weight = self.nominal_tokens / tokens
-        # The seconds are in it since whoever reports next may not have been there.
-        self.prepared = commit = {
+        found = {
             "loss": loss_sum * weight,
-            "grad_norm": squares**0.5 * weight,
+            "grad_norm": squares**0.5 * weight / self.state.scale.value,
             "tokens": tokens,
-            "seconds": time.perf_counter() - began,
+            "seconds": time.perf_counter() - began,  # since whoever reports next may not have been there
         }
+        # What is missing is not finite: the step will be skipped.
+        self.prepared = commit = {name: value for name, value in found.items() if math.isfinite(value)}
 
         leave = session.data.max(asked)  # the commit
         self.update(commit)
@@ -220,16 +222,21 @@ class Worker:
 
     def backward(self, runner: Runner, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
         """Gradients of these samples into the buckets; the sum of their losses over ``nominal_tokens``."""
-        loss = runner.train(tokens_BS.to(self.device), targets_BS.to(self.device))
+        loss = runner.train(tokens_BS.to(self.device), targets_BS.to(self.device), self.state.scale.value)
         self.buckets.fill(local_gradients(self.share.parameters.items(), self.mesh.tensor.group))
         return loss
 
     def update(self, commit: dict[str, float]) -> None:
-        """Steps the optimizer with the gradients in the buckets, as all have committed to."""
-        weight = self.nominal_tokens / commit["tokens"]
-        self.buckets.scale(weight * clip_factor(commit["grad_norm"], self.spec.train.clip_norm))
-        lr = learning_rate(self.spec.optimizer, self.state.done, self.spec.train.steps)
-        self.state.update(lr, int(commit["tokens"]))
+        """Steps the optimizer with the gradients in the buckets, as all have committed to; skips what is not finite."""
+        if "loss" in commit and "grad_norm" in commit:
+            weight = self.nominal_tokens / commit["tokens"] / self.state.scale.value
+            self.buckets.scale(weight * clip_factor(commit["grad_norm"], self.spec.train.clip_norm))
+            lr = learning_rate(self.spec.optimizer, self.state.done, self.spec.train.steps)
+            self.state.update(lr, int(commit["tokens"]))
+        else:
+            self.state.skip(int(commit["tokens"]))
+            if self.state.scale.failing >= self.spec.faults.nonfinite_steps:
+                raise NotFiniteError(self.state.done, self.state.scale.failing)
         self.commit = commit
         self.membership.report("step", {"step": self.state.done})
 
@@ -239,7 +246,7 @@ class Worker:
         # Storage may show a checkpoint to one host before another: all take the newest that all can see.
         step = int(data.min(newest.step if newest else 0))
         if step == 0:
-            self.share.initialise()
+            self.share.initialise(self.state.weights)
             self.state.begin()
             return
         state = self.state.state_dict()
@@ -252,11 +259,11 @@ class Worker:
     def warm_up(self, steps: int) -> None:
         """Takes steps of the real shapes whose result is dropped."""
         shape, length = self.spec.parallelism, self.spec.data.sequence_length
-        count = shape.pipeline  # micro-batches that every schedule can run
+        count = fewest_micro_batches(shape)
         tokens_BS = torch.zeros(count * shape.micro_batch, length, dtype=torch.int64)
         if steps:
             runner = self.share.runner(count)
-            self.share.initialise()
+            self.share.initialise(self.state.weights)
             self.state.begin()
         for _ in range(steps):
             self.backward(runner, tokens_BS, tokens_BS)
@@ -271,12 +278,13 @@ class Worker:
             return None
         return Record(
             step=self.state.done,
-            loss=self.commit["loss"],
-            grad_norm=self.commit["grad_norm"],
+            loss=self.commit.get("loss"),
+            grad_norm=self.commit.get("grad_norm"),
             lr=learning_rate(self.spec.optimizer, self.state.done - 1, self.spec.train.steps),
             tokens=self.state.tokens,
             step_tokens=int(self.commit["tokens"]),
             step_s=self.commit["seconds"],
+            loss_scale=self.state.scale.value,
         )
 
     def tell(self, kind: str, message: str, data: dict[str, Any]) -> None:

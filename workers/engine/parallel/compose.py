@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from rubato.spec import JobSpec
-from workers.engine.memory.precision import apply_precision
+from workers.engine.memory.precision import PRECISIONS, apply_precision, cast_parameters
+from workers.engine.memory.recompute import apply_recompute
 from workers.engine.mesh import ReplicaMesh
 from workers.engine.models import FAMILIES
 from workers.engine.parallel.pipeline import Boundary, ManyStages, OneStage, Runner, stretches
-from workers.engine.parallel.tensor import TokenLoss, is_replicated, set_whole, split_over_tensor_axis
+from workers.engine.parallel.tensor import (
+    TokenLoss,
+    is_replicated,
+    set_whole,
+    split_over_tensor_axis,
+    vocab_share,
+)
 from workers.engine.parallel.tied import TIED_NAMES, TiedGradient
 
 
@@ -29,12 +36,14 @@ class ModelShare:
         self._spec = spec
         self._mesh = mesh
         self._family = FAMILIES[spec.model.family]
+        self._precision = PRECISIONS[spec.train.precision]
         self._config = self._family.configure(spec)
         self._axis = mesh.axes["tensor"] if mesh.axes is not None and mesh.tensor.size > 1 else None
-        self._held = stretches(spec.parallelism, spec.model.layers, mesh.pipeline.index)
+        self._held = stretches(spec, mesh.pipeline.index)
         self._parts = [self._build(stretch.layers, stretch.first, stretch.last) for stretch in self._held]
         self._tie_parts()
-        self._loss = TokenLoss(spec.train.global_batch * spec.data.sequence_length, self._axis)
+        nominal = spec.train.global_batch * spec.data.sequence_length
+        self._loss = TokenLoss(nominal, spec.data.vocab_size, self._axis)
         self.parameters: dict[str, nn.Parameter] = dict(self._named())
         self._tied = TiedGradient.of(mesh.pipeline, self._held, list(self.parameters), tied=spec.model.tie_embeddings)
         self.counted = [
@@ -47,11 +56,13 @@ class ModelShare:
         # On the meta device until the part is as small as it gets: the whole may fit on no single worker.
         with torch.device("meta"):
             part = self._family.part(self._config, layers, first=first, last=last)
+        cast_parameters(part, self._precision)
         if self._axis is not None:
             split_over_tensor_axis(part, self._family.tensor_plan(part, self._axis.size()), self._axis)
         part.to_empty(device=self._mesh.device.torch_device)
         part.tie_weights()
-        apply_precision(part, self._spec.train.precision, self._mesh.device)
+        apply_recompute(part.layers, self._spec.memory.recompute)
+        apply_precision(part, self._precision, self._mesh.device)
         return part
 
     def _tie_parts(self) -> None:
@@ -77,12 +88,12 @@ class ModelShare:
         if self._tied is not None:
             self._tied.sum(gradients)
 
-    def initialise(self) -> None:
-        """Sets every parameter to its first value, a function of (seed, global name): the same in every layout."""
-        for name, parameter in self.parameters.items():
+    def initialise(self, weights: Mapping[str, Tensor]) -> None:
+        """Sets weights, by global name, to their first values, functions of (seed, name): the same in every layout."""
+        for name, weight in weights.items():
             digest = hashlib.sha256(f"{self._spec.train.seed}/{name}".encode()).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
-            set_whole(parameter, self._family.initial_value(name, parameter.shape, self._config, generator))
+            set_whole(weight, self._family.initial_value(name, weight.shape, self._config, generator))
 
     def runner(self, micro_batches: int) -> Runner:
         """Runs ``micro_batches`` of them a step. All workers of the replica ask for the same number."""
@@ -93,13 +104,12 @@ class ModelShare:
 
     def _boundary(self) -> Boundary:
         batch, length = self._spec.parallelism.micro_batch, self._spec.data.sequence_length
-        share = self._mesh.tensor.size
-        logits = torch.bfloat16 if self._spec.train.precision == "bf16" else torch.get_default_dtype()
-        hidden_shape = (batch, length // share, self._spec.model.hidden_size)
-        logits_shape = (batch, length, self._spec.data.vocab_size // share)
+        tensor, hidden = self._mesh.tensor, self._precision.hidden
+        hidden_shape = (batch, length // tensor.size, self._spec.model.hidden_size)
+        logits_shape = (batch, length, vocab_share(self._spec.data.vocab_size, tensor.size, tensor.index))
         # What has no gradient here gets none sent back.
         return Boundary(
             tokens=torch.empty(batch, length, dtype=torch.int64, device="meta"),
-            hidden=torch.empty(hidden_shape, device="meta", requires_grad=True),
-            logits=torch.empty(logits_shape, dtype=logits, device="meta", requires_grad=True),
+            hidden=torch.empty(hidden_shape, dtype=hidden, device="meta", requires_grad=True),
+            logits=torch.empty(logits_shape, dtype=self._precision.logits, device="meta", requires_grad=True),
         )

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from rubato.layout import split_evenly
-from rubato.spec import ParallelismSpec
+from rubato.pipelines import SCHEDULES, stages_of
+from rubato.spec import JobSpec, ParallelismSpec
 from workers.engine.mesh import ReplicaMesh
 from workers.engine.parallel.tensor import TokenLoss
 
@@ -29,21 +29,28 @@ class Stretch:
     last: bool
 
 
-def stretches(shape: ParallelismSpec, layers: int, rank: int) -> list[Stretch]:
-    """The stages of a pipeline rank, ascending: rank r of p holds stages r, r + p, r + 2p and so on."""
-    stages = shape.pipeline * shape.virtual_stages
-    counts = split_evenly(layers, stages)
+def stretches(spec: JobSpec, rank: int) -> list[Stretch]:
+    """The stages of a pipeline rank, ascending."""
+    shape, counts = spec.parallelism, spec.stage_layers
     return [
-        Stretch(stage, range(sum(counts[:stage]), sum(counts[: stage + 1])), stage == 0, stage == stages - 1)
-        for stage in range(rank, stages, shape.pipeline)
+        Stretch(
+            stage,
+            range(sum(counts[:stage]), sum(counts[: stage + 1])),
+            first=stage == 0,
+            last=stage == len(counts) - 1,
+        )
+        for stage in stages_of(shape.schedule, shape.pipeline, shape.virtual_stages, rank)
     ]
 
 
 class Runner(Protocol):
     """Runs the micro-batches of a replica, of a fixed number and shape."""
 
-    def train(self, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
-        """Forward and backward; gradients add up in the parameters. The sum of the losses, 0 without the last stage."""
+    def train(self, tokens_BS: Tensor, targets_BS: Tensor, scale: float = 1.0) -> Tensor:
+        """Forward and backward; gradients, ``scale`` times as large, add up in the parameters.
+
+        The sum of the losses, 0 without the last stage.
+        """
         ...
 
     def evaluate(self, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
@@ -59,8 +66,9 @@ class OneStage:
         self._micro_batch = micro_batch
         self._loss = loss
 
-    def train(self, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
-        return self._run(tokens_BS, targets_BS, lambda loss: loss.backward())
+    def train(self, tokens_BS: Tensor, targets_BS: Tensor, scale: float = 1.0) -> Tensor:
+        with self._loss.scaled(scale):
+            return self._run(tokens_BS, targets_BS, lambda loss: loss.backward()) / scale
 
     @torch.no_grad()
     def evaluate(self, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
@@ -101,13 +109,14 @@ class ManyStages:
         self._training = self._make()
         self._evaluation: Any = None
 
-    def train(self, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
-        return self._run(self._training.step, tokens_BS, targets_BS)
+    def train(self, tokens_BS: Tensor, targets_BS: Tensor, scale: float = 1.0) -> Tensor:
+        with self._loss.scaled(scale):
+            return self._run(self._training.step, tokens_BS, targets_BS) / scale
 
     @torch.no_grad()
     def evaluate(self, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
         # Stages of their own: those that train would be set up anew at each change.
-        self._evaluation = self._evaluation or self._make()
+        self._evaluation = self._evaluation or _forward_only(self._make())
         return self._run(self._evaluation.eval, tokens_BS, targets_BS)
 
     def _run(self, step: Callable[..., object], tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
@@ -144,10 +153,10 @@ def _schedule(
     loss: TokenLoss,
 ) -> Any:
     # Imported when needed: it pulls in the compiler, half a second that a replica of one stage need not wait.
-    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+    from torch.distributed import pipelining
 
     stages = [
-        PipelineStage(
+        pipelining.PipelineStage(
             part,
             stretch.stage,
             shape.pipeline * shape.virtual_stages,
@@ -158,7 +167,44 @@ def _schedule(
         )
         for part, stretch in zip(parts, held, strict=True)
     ]
-    if shape.schedule == "interleaved":
-        return ScheduleInterleaved1F1B(stages, count, loss_fn=loss, scale_grads=False)
-    kind = ScheduleGPipe if shape.schedule == "gpipe" else Schedule1F1B
-    return kind(stages[0], count, loss_fn=loss, scale_grads=False)
+    kind = schedule_class(shape.schedule)
+    several = SCHEDULES[shape.schedule].stages[0] > 1
+    return kind(stages if several else stages[0], count, loss_fn=loss, scale_grads=False)
+
+
+_CLASSES = {
+    "gpipe": "ScheduleGPipe",
+    "1f1b": "Schedule1F1B",
+    "interleaved": "ScheduleInterleaved1F1B",
+    "interleaved_zero_bubble": "ScheduleInterleavedZeroBubble",
+    "zbv": "ScheduleZBVZeroBubble",
+    "dualpipev": "ScheduleDualPipeV",
+}
+
+
+def schedule_class(name: str) -> Any:
+    """What torch.distributed.pipelining runs a schedule with, by the name a spec calls it."""
+    from torch.distributed import pipelining
+
+    return getattr(pipelining, _CLASSES[name])
+
+
+def _forward_only(schedule: Any) -> Any:
+    """Leaves the forward passes, and what they send and receive, of a schedule that was just made.
+
+    The schedules of one stage a rank do so by themselves. The others would wait for gradients between stages of one
+    rank.
+    """
+    actions = getattr(schedule, "pipeline_order_with_comms", None)
+    if actions is not None:
+        kept = {"FORWARD", "SEND_F", "RECV_F"}
+        schedule.pipeline_order_with_comms = {
+            rank: [
+                part
+                for action in order
+                for part in action.sub_actions or [action]
+                if part.computation_type.name in kept
+            ]
+            for rank, order in actions.items()
+        }
+    return schedule

@@ -60,6 +60,12 @@ def is_replicated(tensor: Tensor) -> bool:
     return isinstance(tensor, DTensor) and all(placement.is_replicate() for placement in tensor.placements)
 
 
+def vocab_share(vocab_size: int, degree: int, index: int) -> int:
+    """Tokens of the vocabulary on a rank of the tensor axis: as many as on the first, as long as there are any."""
+    widest = -(-vocab_size // degree)
+    return max(0, min(widest, vocab_size - index * widest))
+
+
 @torch.no_grad()
 def set_whole(tensor: Tensor, value: Tensor) -> None:
     """Sets a tensor, or this rank's shard of it, from the value of the whole."""
@@ -108,22 +114,38 @@ class TokenLoss:
 
     Args:
         nominal: positions of a global batch.
-        axis: the tensor axis the vocabulary is split over; None: it is whole.
+        vocab_size: of the whole vocabulary.
+        axis: the tensor axis the vocabulary is split over; None: it is whole. Shares that are smaller than the first
+            are filled up with logits that no token has, so that all are of one size.
     """
 
-    def __init__(self, nominal: int, axis: DeviceMesh | None) -> None:
+    def __init__(self, nominal: int, vocab_size: int, axis: DeviceMesh | None) -> None:
         self._nominal = nominal
         self._axis = axis
+        self._share = vocab_share(vocab_size, axis.size(), 0) if axis is not None else vocab_size
+        self._scale = 1.0
 
     def __call__(self, logits_BSV: Tensor, targets_BS: Tensor) -> Tensor:
-        if logits_BSV.dtype is torch.bfloat16:
+        if logits_BSV.dtype in (torch.bfloat16, torch.float16):
             logits_BSV = logits_BSV.float()
         if self._axis is not None:
+            missing = self._share - logits_BSV.shape[-1]
+            if missing:
+                logits_BSV = functional.pad(logits_BSV, (0, missing), value=-torch.inf)
             logits_BSV = DTensor.from_local(logits_BSV, self._axis, [Shard(2)], run_check=False)
         loss = functional.cross_entropy(
             logits_BSV.flatten(0, 1), targets_BS.flatten(), ignore_index=NOT_COUNTED, reduction="sum"
         )
-        return (loss.to_local() if isinstance(loss, DTensor) else loss) / self._nominal
+        return (loss.to_local() if isinstance(loss, DTensor) else loss) * (self._scale / self._nominal)
+
+    @contextmanager
+    def scaled(self, scale: float) -> Iterator[None]:
+        """Multiplies the loss while it is entered."""
+        self._scale = scale
+        try:
+            yield
+        finally:
+            self._scale = 1.0
 
     @contextmanager
     def computing(self) -> Iterator[None]:

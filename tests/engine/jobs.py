@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def train_at(
         assert store is not None
         start_group(store, name, rank, layout.world_size)
     metrics: list[dict[str, Any]] = []
-    heard = {"metric": metrics, "event": [] if events is None else events, "step": []}
+    heard = defaultdict[str, list[dict[str, Any]]](list, metric=metrics, event=[] if events is None else events)
     membership = StaticMembership(
         layout.data,
         layout.coordinates(rank).data,

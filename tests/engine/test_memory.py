@@ -20,8 +20,8 @@ from workers.engine.models.llama import Llama, LlamaConfig
 from workers.engine.parallel.tensor import vocab_share
 
 CONFIG = LlamaConfig(
-    hidden_size=64, layers=4, heads=4, kv_heads=4, ffn_size=192, vocab_size=64, sequence_length=128,
-    rope_theta=1e4, norm_eps=1e-5, tie_embeddings=False,
+    hidden_size=64, layers=4, heads=4, kv_heads=4, head_size=16, ffn_size=192, vocab_size=64, sequence_length=128,
+    rope_theta=1e4, rope_scaling=None, norm_eps=1e-5, tie_embeddings=False,
 )  # fmt: skip
 
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rubato.durable import write_durably
 from rubato.problems import FieldProblem, RubatoError
 from rubato.spec import JobSpec, parse_spec
 from rubato.spec.identity import curve_differences
-from workers.engine.durable import write_durably
 
 
 class RunDirectory:

@@ -313,3 +313,17 @@ async def test_the_others_go_on_though_the_news_of_a_loss_cannot_be_taken() -> N
         b[1]._socket.shutdown(socket.SHUT_RDWR)
         assert await asyncio.to_thread(told.wait, 5)
         await close(*a, b[0])
+
+
+async def test_the_policy_hears_who_steps_and_who_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[tuple[int, str | None]] = []
+    monkeypatch.setattr(Policy, "progressed", lambda self, key, busy, now: heard.append((key, busy)) or [])
+    async with meeting("a") as here:
+        a = await here.replica("a")
+        a[0].report("busy", {"doing": "checkpoint"})
+        a[0].report("busy", {"doing": None})
+        a[0].report("step", {"step": 3})
+        a[0].report("event", {"kind": "x", "message": "", "data": {}})
+        await here.ear.wait("reported", 4)
+        assert heard == [(1, "checkpoint"), (1, None), (1, None)]
+        await close(*a)

@@ -262,6 +262,8 @@ class Rendezvous:
             case protocol.Failed():
                 self._carry_out(self._policy.failed(link.key, message.generation, message.cause, now))
             case protocol.Report():
+                if message.topic in ("step", "busy"):
+                    self._carry_out(self._policy.progressed(link.key, message.record.get("doing"), now))
                 self._listener.reported(link, message.topic, message.record)
             case protocol.Finished():
                 link.finished = True

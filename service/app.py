@@ -14,6 +14,7 @@ from service.health.measures import CountRequests, Measures
 from service.health.routes import router as health
 from service.jobs.routes import router as jobs
 from service.operations.routes import router as operations
+from service.origins import GuardOrigins
 from service.plane import ControlPlane
 from service.web import mount
 
@@ -34,6 +35,7 @@ def create_app(plane: ControlPlane) -> FastAPI:
     app.state.plane = plane
     app.state.measures = Measures()
     problems.install(app)
+    app.add_middleware(GuardOrigins, settings=plane.settings)
     app.add_middleware(CountRequests, measures=app.state.measures)
     for router in (jobs, events, operations, cluster, attempts, health):
         app.include_router(router)

@@ -47,6 +47,7 @@ class ControlPlane:
     @contextlib.asynccontextmanager
     async def supervising(self) -> AsyncIterator[None]:
         """Runs what goes on without requests: the supervisor, and the look-out for other control planes."""
+        await self.jobs.sweep()
         tasks = [asyncio.create_task(self.supervisor.run()), asyncio.create_task(self.wakeups.run())]
         self.health.watch(tasks)
         try:

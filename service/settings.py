@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from rubato.problems import FieldProblem
+from rubato.spec.section import refuse
 
 _DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg"}
 
 
+_WILDCARDS = frozenset({"0.0.0.0", "::", ""})
+
+
 def _own_url(given: dict[str, Any]) -> str:
-    host = "127.0.0.1" if given.get("host") in ("0.0.0.0", "::", "") else given.get("host")
-    return f"http://{host}:{given.get('port')}"
+    host = str(given.get("host"))
+    return f"http://{f'[{host}]' if ':' in host else host}:{given.get('port')}"
 
 
 class Settings(BaseSettings):
@@ -34,6 +41,9 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8700
     control_url: str = Field(default_factory=_own_url, description="how drivers on the cluster reach the control plane")
+    allowed_hosts: str = Field(
+        "", description="more names that users reach the control plane by, with commas between; * for any name"
+    )
     driver_python: str = Field("python", description="the interpreter that starts a driver on the cluster")
 
     heartbeat_timeout: PositiveFloat = Field(30.0, description="silence of a driver that is the first sign of its loss")
@@ -59,5 +69,27 @@ class Settings(BaseSettings):
 
     @field_validator("ray_dashboard", "control_url")
     @classmethod
-    def _without_slash(cls, value: str) -> str:
+    def _url(cls, value: str) -> str:
+        parts = urlsplit(value)  # raises ValueError itself for brackets that do not match
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("a URL with http:// or https:// and a host, such as http://10.0.0.1:8700")
         return value.rstrip("/")
+
+    @model_validator(mode="after")
+    def _drivers_reach_it(self) -> Self:
+        if self.host in _WILDCARDS and "control_url" not in self.model_fields_set:
+            cause = f"is not set, and drivers cannot report to '{self.host}' (RUBATO_HOST), which is no address"
+            fix = "set it to how the cluster reaches this machine, such as http://10.0.0.1:8700"
+            raise refuse([FieldProblem("control_url", cause, fix)])
+        return self
+
+    @property
+    def host_names(self) -> frozenset[str]:
+        """The names by which users may call: its own, and those that were allowed beside them."""
+        known = {"localhost", self.host.lower(), urlsplit(self.control_url).hostname or ""}
+        return frozenset({*known, *self.extra_hosts} - _WILDCARDS)
+
+    @property
+    def extra_hosts(self) -> frozenset[str]:
+        """``allowed_hosts``, one by one."""
+        return frozenset(name.strip().lower() for name in self.allowed_hosts.split(",") if name.strip())

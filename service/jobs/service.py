@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
+import time
 from pathlib import Path
 
 import structlog
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from rubato.layout import nearest_sizes
@@ -34,6 +35,8 @@ from service.wakeups import Wakeups
 
 log = structlog.get_logger(__name__)
 
+_SUBMITTED_BY = 600.0  # seconds after which nobody is still storing a job whose run directory was made
+
 _HAS_ATTEMPT = frozenset({JobState.STARTING, JobState.RUNNING, JobState.RESIZING, JobState.RECOVERING})
 
 
@@ -45,6 +48,7 @@ class JobService:
         self._database = database
         self._wakeups = wakeups
         self._clock = clock
+        self._owner = database.url.render_as_string(hide_password=True)
 
     async def submit(self, spec: JobSpec, idempotency_key: str | None) -> tuple[Job, bool]:
         """Queues a job; the same key and spec again give the same job, and True.
@@ -58,7 +62,7 @@ class JobService:
             return earlier, True
         await asyncio.to_thread(run_directory.check_corpus, spec, self._settings.ray_dashboard)
         job_id = f"job-{secrets.token_hex(5)}"
-        run_dir = await asyncio.to_thread(run_directory.make, self._settings.runs, job_id, spec)
+        run_dir = await asyncio.to_thread(run_directory.make, self._settings.runs, job_id, spec, self._owner)
         try:
             async with self._database.writing() as session:
                 job = await self._insert(session, job_id, spec, run_dir, idempotency_key, digest)
@@ -72,9 +76,25 @@ class JobService:
         except BaseException:
             await asyncio.to_thread(run_directory.remove, run_dir)
             raise
+        try:
+            await asyncio.to_thread(run_directory.keep, run_dir)
+        except OSError as error:  # the next start does it
+            log.warning("run_directory.mark_left", job=job_id, cause=str(error))
         log.info("job.submitted", job=job_id, name=spec.name, workers=job.wanted_workers)
         self._wakeups.supervisor.set()
         return view(job, intervals, self._settings.ray_dashboard, self._clock()), False
+
+    async def sweep(self) -> None:
+        """Takes back run directories of submissions that were cut off by a kill before their job was stored."""
+        try:
+            before = time.time() - _SUBMITTED_BY
+            for path in await asyncio.to_thread(run_directory.pending, self._settings.runs, self._owner, before):
+                async with self._database.reading() as session:
+                    stored = await repository.find(session, path.name) is not None
+                await asyncio.to_thread(run_directory.keep if stored else run_directory.remove, path)
+                log.info("run_directory.swept", path=str(path), job_stored=stored)
+        except (OSError, SQLAlchemyError) as error:
+            log.warning("run_directory.not_swept", cause=str(error))
 
     async def _insert(
         self, session: AsyncSession, job_id: str, spec: JobSpec, run_dir: Path, key: str | None, digest: str

@@ -45,7 +45,7 @@ class RayHead:
                 continue
         return [title for title in titles if title.startswith("ray::") and not title.startswith("ray::IDLE")]
 
-    def wait_until_idle(self, timeout: float = 30.0) -> None:
+    def wait_until_idle(self, timeout: float = 120.0) -> None:
         """Returns once no worker, controller or helper of a job is left."""
         deadline = time.monotonic() + timeout
         while left := self.actors():

@@ -101,7 +101,7 @@ class ControlPlane:
 
     # What a test waits for.
 
-    def wait(self, what: str, condition: Any, timeout: float = 120.0) -> None:
+    def wait(self, what: str, condition: Any, timeout: float = 300.0) -> None:
         """Until a condition holds of what was reported. Fails with what is known."""
         with self.changed:
             held = self.changed.wait_for(condition, timeout)

@@ -107,6 +107,10 @@ def test_what_cannot_start_says_why_in_a_line(service: Process, tmp_path: Path) 
     assert "rubato: RUBATO_DATABASE_URL: " in told
     told += service.refusal(RUBATO_PORT="many")
     assert "rubato: RUBATO_PORT: 'many'" in told
+    told += service.refusal(RUBATO_HOST="0.0.0.0")
+    assert "rubato: RUBATO_CONTROL_URL: is not set" in told
+    told += service.refusal(RUBATO_CONTROL_URL="10.0.0.1:8700")
+    assert "rubato: RUBATO_CONTROL_URL: '10.0.0.1:8700' will not do; give a URL with http://" in told
     assert "Traceback" not in told
-    assert told.count("\n") == 3
+    assert told.count("\n") == 5
     assert not (tmp_path / "rubato.db").exists()

@@ -270,7 +270,11 @@ class Host:
     @contextlib.asynccontextmanager
     async def world(self, **settings: Any) -> AsyncIterator[World]:
         """A control plane, until the end of the block, where it dies without a word."""
-        usual: dict[str, Any] = {"ray_dashboard": "http://ray.test:8265", "database_poll": 1000.0}
+        usual: dict[str, Any] = {
+            "ray_dashboard": "http://ray.test:8265",
+            "database_poll": 1000.0,
+            "allowed_hosts": "rubato.test",
+        }
         chosen = Settings(home=self.home, database_url=self.database_url, **{**usual, **settings})
         async with open_control_plane(chosen, self.ray, self.clock) as plane:
             transport = httpx.ASGITransport(create_app(plane), raise_app_exceptions=False)

@@ -55,6 +55,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--attempt", required=True, help="name of this attempt")
     parser.add_argument("--epoch", type=int, required=True, help="number of this attempt; the newest one may write")
     parser.add_argument("--workers", type=int, required=True, help="workers to begin with")
+    parser.add_argument(
+        "--hardware-restarts", type=int, default=0, metavar="N", help="restarts that earlier attempts have spent"
+    )
     parser.add_argument("--control", help=f"URL of the control plane, with the token in {TOKEN}; without: run alone")
     options = parser.parse_args(arguments)
     if options.control and TOKEN not in os.environ:
@@ -90,7 +93,14 @@ def _connect_to_ray(attempt: str) -> None:
 
 
 async def _drive(run: RunDirectory, spec: JobSpec, options: argparse.Namespace) -> Outcome:
-    driver = Driver(run, spec, attempt=options.attempt, epoch=options.epoch, workers=options.workers)
+    driver = Driver(
+        run,
+        spec,
+        attempt=options.attempt,
+        epoch=options.epoch,
+        workers=options.workers,
+        hardware_restarts=options.hardware_restarts,
+    )
     if options.control:
         driver.connect(options.control, os.environ[TOKEN])
     loop = asyncio.get_running_loop()
@@ -105,7 +115,7 @@ async def _drive(run: RunDirectory, spec: JobSpec, options: argparse.Namespace) 
 
 async def _refuse(run: RunDirectory, options: argparse.Namespace, cause: str) -> int:
     """Tells the control plane of an attempt that could not begin."""
-    journal = Journal(run)
+    journal = Journal(run, fence=lambda: run.holds(options.epoch))
     journal.event("attempt.failed", cause, {"cause": cause})
     if options.control:
         failed = SyncRequest(

@@ -55,18 +55,28 @@ class Driver:
         spec: what to train.
         attempt, epoch: which attempt this is.
         workers: how many there are to be at first.
+        hardware_restarts: of ``faults.hardware``, those that earlier attempts have spent.
     """
 
-    def __init__(self, run: RunDirectory, spec: JobSpec, *, attempt: str, epoch: int, workers: int) -> None:
+    def __init__(
+        self,
+        run: RunDirectory,
+        spec: JobSpec,
+        *,
+        attempt: str,
+        epoch: int,
+        workers: int,
+        hardware_restarts: int = 0,
+    ) -> None:
         self._run = run
         self._spec = spec
         self._attempt = attempt
         self._epoch = epoch
         self._size = spec.parallelism.replica_size
-        self._journal = Journal(run)
+        self._journal = Journal(run, fence=lambda: run.holds(epoch))
         self._view = View(spec)
         self._casualties = Casualties()
-        self._budget = Budget(spec.faults.hardware)
+        self._budget = Budget(spec.faults.hardware, before=hardware_restarts)
         self._workers = workers
         self._end_by = math.inf
         self._outcome: Outcome | None = None
@@ -106,6 +116,8 @@ class Driver:
                 await asyncio.gather(talking, return_exceptions=True)
             await self._rendezvous.close()
         self._tell_outcome(self._outcome)
+        if self._journal.fenced:
+            self._outcome = Outcome(None, "fenced", "a newer attempt has claimed the run directory")
         return self._outcome
 
     async def tell_end(self) -> None:
@@ -149,8 +161,9 @@ class Driver:
         self._rendezvous.want(self._crew.wanted)
         while self._outcome is None:
             self._wake.clear()
-            if not self._run.holds(self._epoch):
+            if self._overtaken():
                 return Outcome(None, "fenced", "a newer attempt has claimed the run directory")
+            self._journal.write()
             if self._ending is None:
                 await self._crew.start_missing()
             elif not (self._crew.joined or self._rendezvous.links()) or self._loop.time() > self._end_by:
@@ -159,6 +172,13 @@ class Driver:
                 async with asyncio.timeout(TICK_S):
                     await self._wake.wait()
         return self._outcome
+
+    def _overtaken(self) -> bool:
+        try:
+            return not self._run.holds(self._epoch)
+        except OSError as error:
+            log.warning("cannot tell whether a newer attempt runs: %s", error)
+            return False
 
     def _scale(self, count: int, operation: str | None) -> None:
         growing = count > len(self._crew.wanted)

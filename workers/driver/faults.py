@@ -71,12 +71,19 @@ class Casualties:
 
 @dataclass
 class Budget:
-    """How many restarts are allowed; ``limit`` -1 means any number."""
+    """How many restarts a job is allowed.
+
+    Attributes:
+        limit: of the job; -1 means any number.
+        before: those that earlier attempts have spent.
+        spent: those of this attempt.
+    """
 
     limit: int
+    before: int = 0
     spent: int = 0
 
     def spend(self) -> bool:
         """Takes one; whether it was there to take."""
         self.spent += 1
-        return self.limit < 0 or self.spent <= self.limit
+        return self.limit < 0 or self.before + self.spent <= self.limit

@@ -1,16 +1,20 @@
-"""What an attempt has to say: kept in the run directory for good, and in memory until the control plane has it."""
+"""What an attempt has to say: kept in the run directory for good, told from there to the control plane."""
 
 from __future__ import annotations
 
 import json
-from collections import deque
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from rubato.resources import DriverEvent, Metric, SequencedMetric
+from workers.driver.record import Line, RecordFile
 from workers.engine.run import RunDirectory
+
+log = logging.getLogger(__name__)
 
 EVENTS_A_CALL = 200
 METRICS_A_CALL = 500
@@ -19,25 +23,25 @@ METRICS_A_CALL = 500
 class Journal:
     """The record of a run, continued by each of its attempts. A line's number is its sequence number.
 
+    Reporting never raises for the sake of storage: what cannot be written waits in memory, and is told once it is
+    written.
+
+    Args:
+        run: whose record it is.
+        fence: whether this attempt may still write.
+
     Raises:
-        OSError: the record cannot be read or written.
+        OSError: the record cannot be read; when it is made only.
     """
 
-    def __init__(self, run: RunDirectory) -> None:
-        self._run = run
-        self._events: deque[DriverEvent] = deque()
-        self._metrics: deque[SequencedMetric] = deque()
-        self.last_generation = 0
-        events, metrics = _lines(run.events), _lines(run.metrics)
-        self._event_seq, self._metric_seq = len(events), len(metrics)
-        for seq, record in enumerate(events, 1):
-            self._events.append(DriverEvent.model_validate({"seq": seq, **record}))
-            if record["kind"] == "generation.formed":
-                self.last_generation = max(self.last_generation, record["data"]["generation"])
-        for seq, record in enumerate(metrics, 1):
-            metric = Metric.model_validate(record)
-            self._metrics.append(SequencedMetric(seq=seq, metric=metric))
-            self.last_generation = max(self.last_generation, metric.generation)
+    def __init__(self, run: RunDirectory, fence: Callable[[], bool] = lambda: True) -> None:
+        self._events = RecordFile(run.events, fence)
+        self._metrics = RecordFile(run.metrics, fence)
+        self._lost = 0
+        self.last_generation = max(
+            _last_generation(self._events, b'"generation.formed"', lambda record: record["data"]["generation"]),
+            _last_generation(self._metrics, b'"generation"', lambda record: record["generation"]),
+        )
 
     def event(
         self,
@@ -51,9 +55,8 @@ class Journal:
         failed: bool = False,
     ) -> None:
         """Records something that happened."""
-        self._event_seq += 1
         event = DriverEvent(
-            seq=self._event_seq,
+            seq=0,  # it has none before it is written
             at=datetime.now(UTC),
             kind=kind,
             message=message,
@@ -63,44 +66,81 @@ class Journal:
             done=done,
             failed=failed,
         )
-        self._run.append(self._run.events, event.model_dump(mode="json", exclude={"seq"}))
-        self._events.append(event)
+        self._events.append(event.model_dump(mode="json", exclude={"seq"}))
 
     def metric(self, record: Mapping[str, Any]) -> Metric:
         """Records what a step reported. Raises pydantic.ValidationError when it is no metric."""
         metric = Metric.model_validate({"at": datetime.now(UTC), **record})
-        self._metric_seq += 1
-        self._run.append(self._run.metrics, metric.model_dump(mode="json"))
-        self._metrics.append(SequencedMetric(seq=self._metric_seq, metric=metric))
+        self._metrics.append(metric.model_dump(mode="json"))
         return metric
+
+    def write(self) -> None:
+        """Tries once more to write what could not be written."""
+        written = [self._events.write(), self._metrics.write()]
+        lost = self._events.lost + self._metrics.lost
+        if all(written) and lost > self._lost:
+            count, self._lost = lost - self._lost, lost
+            message = f"the record lacks {count} entries: it could not be written for too long"
+            self.event("record.incomplete", message, {"lost": count})
 
     def pending(self) -> tuple[list[DriverEvent], list[SequencedMetric]]:
         """The oldest records that are not acknowledged, as many as one call should carry."""
-        events = [self._events[place] for place in range(min(len(self._events), EVENTS_A_CALL))]
-        metrics = [self._metrics[place] for place in range(min(len(self._metrics), METRICS_A_CALL))]
-        return events, metrics
+        self.write()
+        events = [_event(line) for line in self._events.pending(EVENTS_A_CALL)]
+        return events, _sequenced(self._metrics.pending(METRICS_A_CALL))
 
     @property
     def all_told(self) -> bool:
-        """Whether everything is acknowledged."""
-        return not self._events and not self._metrics
+        """Whether everything is written and acknowledged."""
+        return self._events.all_told and self._metrics.all_told
+
+    @property
+    def fenced(self) -> bool:
+        """Whether a newer attempt was seen to have taken over the run; nothing was written since."""
+        return self._events.fenced or self._metrics.fenced
 
     def acknowledged(self, events: int, metrics: int) -> None:
-        """Forgets what the control plane has stored."""
-        while self._events and self._events[0].seq <= events:
-            self._events.popleft()
-        while self._metrics and self._metrics[0].seq <= metrics:
-            self._metrics.popleft()
+        """Passes over what the control plane has stored."""
+        self._events.acknowledged(events)
+        self._metrics.acknowledged(metrics)
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """The records of a file. A last line that was cut off when its writer died is removed."""
+def _event(line: Line) -> DriverEvent:
+    """The event of a line; of one that is none, an event that says so: numbers have no gaps."""
     try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return []
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        with path.open("r+b") as file:
-            file.truncate(whole)
-    return [json.loads(line) for line in content[:whole].splitlines()]
+        return DriverEvent.model_validate({**(line.record or {}), "seq": line.seq})
+    except ValidationError:
+        message = f"line {line.seq} of the events of this run cannot be read"
+        data = {"line": line.seq}
+        return DriverEvent(seq=line.seq, at=datetime.now(UTC), kind="record.unreadable", message=message, data=data)
+
+
+def _sequenced(lines: list[Line]) -> list[SequencedMetric]:
+    """The metrics of lines. In the place of one that is none stands its neighbour again: numbers have no gaps."""
+    found = [_metric(line) for line in lines]
+    known = next((metric for metric in found if metric is not None), None)
+    told: list[SequencedMetric] = []
+    for line, metric in zip(lines, found, strict=True):
+        known = metric or known
+        if known is not None:
+            told.append(SequencedMetric(seq=line.seq, metric=known))
+    return told
+
+
+def _metric(line: Line) -> Metric | None:
+    try:
+        return Metric.model_validate(line.record or {})
+    except ValidationError as error:
+        log.warning("line %d of the metrics is none: %s", line.seq, error)
+        return None
+
+
+def _last_generation(file: RecordFile, mark: bytes, of: Callable[[dict[str, Any]], Any]) -> int:
+    """In the last line with ``mark`` that can be read; generations ascend. 0: there is none."""
+    for line in file.backwards():
+        if mark in line:
+            try:
+                return int(of(json.loads(line)))
+            except (ValueError, TypeError, KeyError):
+                log.warning("a line of %s cannot be read: %r", file.path, line[:200])
+    return 0

@@ -20,6 +20,8 @@ HOLD_S = 20.0
 APART_S = 0.5
 LONGEST_PAUSE_S = 5.0
 
+STUMBLED = "an error on the line to the control plane; it goes on"
+
 
 class FencedError(Exception):
     """A newer attempt runs the job: this one must stop and write nothing more."""
@@ -84,6 +86,10 @@ class ControlPlane:
             except FencedError as error:
                 self._listener.fenced(str(error))
                 return
+            except Exception:  # whatever it is: without this line nobody could scale or cancel the job any more
+                log.exception(STUMBLED)
+                self._pause = _longer(self._pause)
+                await asyncio.sleep(self._pause)
 
     async def tell_end(self, patience_s: float) -> bool:
         """Tells the last of it; whether the control plane has it all.
@@ -93,9 +99,16 @@ class ControlPlane:
         try:
             async with asyncio.timeout(patience_s):
                 while True:
-                    told = await self._post(self._request(wait_s=0))
-                    if told and self._journal.all_told:
-                        return True
+                    try:
+                        told = await self._post(self._request(wait_s=0))
+                    except FencedError:
+                        raise
+                    except Exception:  # as in `run`
+                        log.exception(STUMBLED)
+                        self._pause = _longer(self._pause)
+                    else:
+                        if told and self._journal.all_told:
+                            return True
                     await asyncio.sleep(max(self._pause, 0.05))
         except TimeoutError:
             log.warning("the control plane did not take the end of the attempt within %g s", patience_s)
@@ -152,19 +165,19 @@ class ControlPlane:
         except (httpx.HTTPError, ValidationError) as error:
             self._failed(error)
             return False
-        self._pause = 0.0
         self._journal.acknowledged(reply.events_acknowledged, reply.metrics_acknowledged)
         if not self._reachable:
             self._reachable = True
             self._listener.control_reachable()
         if reply.version > self._seen:
-            self._seen = reply.version
             self._listener.wanted(reply)
+            self._seen = reply.version  # not before: what could not be acted on comes again
+        self._pause = 0.0
         return True
 
     def _failed(self, error: httpx.HTTPError | ValidationError) -> None:
         """Nobody is to blame for a control plane that is away: try again, ever more seldom."""
-        self._pause = min(LONGEST_PAUSE_S, max(0.25, 2 * self._pause))
+        self._pause = _longer(self._pause)
         cause = str(error) or type(error).__name__
         if isinstance(error, httpx.HTTPStatusError):
             cause = f"{error.response.status_code} {error.response.text[:500]}"
@@ -172,6 +185,10 @@ class ControlPlane:
             self._reachable = False
             log.warning("the control plane cannot be reached: %s", cause)
             self._listener.control_unreachable(cause)
+
+
+def _longer(pause: float) -> float:
+    return min(LONGEST_PAUSE_S, max(0.25, 2 * pause))
 
 
 def _code(response: httpx.Response) -> str | None:

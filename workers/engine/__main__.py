@@ -162,10 +162,10 @@ class _Record:
         line = {"at": datetime.now(UTC).isoformat(), **record}
         if kind == "event":
             log.info("%s", record["message"])
-            self._run.append(self._run.events, line)
+            self._keep(self._run.events, line)
         elif kind == "metric":
             self.tokens_per_s = record["tokens_per_s"]
-            self._run.append(self._run.metrics, line)
+            self._keep(self._run.metrics, line)
             last = record["step"] == self._steps
             if last or time.monotonic() - self._logged > 1:
                 self._logged = time.monotonic()
@@ -173,6 +173,12 @@ class _Record:
                     "step %d/%d  loss %.4f  %.0f tokens/s",
                     record["step"], self._steps, record["loss"], record["tokens_per_s"],
                 )  # fmt: skip
+
+    def _keep(self, path: Path, line: dict[str, Any]) -> None:
+        try:
+            self._run.append(path, line)
+        except OSError:  # training is worth more than its record
+            log.exception("%s lacks a line", path)
 
 
 def _nothing(kind: str, record: dict[str, Any]) -> None:

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rubato.durable import append_whole, write_durably
 from rubato.problems import FieldProblem, RubatoError
 from rubato.spec import JobSpec, parse_spec
 from rubato.spec.identity import curve_differences
-from workers.engine.durable import write_durably
 
 
 class RunDirectory:
@@ -118,11 +118,15 @@ class RunDirectory:
 
     @staticmethod
     def append(path: Path, record: Mapping[str, Any]) -> None:
-        """Adds a line to ``events`` or ``metrics``. One writer at a time; a line is written in one call."""
+        """Adds a line to ``events`` or ``metrics``, whole or not at all. One writer at a time.
+
+        Raises:
+            OSError: it could not be written.
+        """
         line = json.dumps(record, separators=(",", ":"), default=str) + "\n"
         handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            os.write(handle, line.encode())
+            append_whole(handle, line.encode())
         finally:
             os.close(handle)
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import ray
 from stage import Stage
+from test_journal import full_disk
 
 from rubato.resources import DriverState, SyncReply
 from rubato.spec import parse_spec
@@ -84,7 +85,7 @@ Play = Callable[..., Any]
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
     @asynccontextmanager
     async def perform(
-        *, workers: int = 4, steps: int = 200, epoch: int = 1, room: int = 8, **spec: Any
+        *, workers: int = 4, steps: int = 200, epoch: int = 1, room: int = 8, spent: int = 0, **spec: Any
     ) -> AsyncIterator[Performance]:
         run = RunDirectory.create(tmp_path / "run")
         content: dict[str, Any] = {
@@ -101,7 +102,8 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
         monkeypatch.setattr(ray, "available_resources", stage.available)
         monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
         assert run.claim(epoch)
-        driver = Driver(run, parse_spec(content | spec), attempt="a1", epoch=epoch, workers=workers)
+        job = parse_spec(content | spec)
+        driver = Driver(run, job, attempt="a1", epoch=epoch, workers=workers, hardware_restarts=spent)
         performance = Performance(driver, stage, run)
         yield performance
         if not performance.task.done():
@@ -191,6 +193,28 @@ async def test_more_losses_than_allowed_end_it(play: Play) -> None:
         assert it.events()[-1]["kind"] == "attempt.failed"
 
 
+async def test_the_losses_of_earlier_attempts_count(play: Play) -> None:
+    async with play(steps=2000, faults={"hardware": 2}, spent=2) as it:
+        await it.until(lambda: it.steps()[-1:] > [3])
+        it.stage.kill("replica-0")
+        outcome = await it.end()
+        assert (outcome.state, outcome.code) == (DriverState.FAILED, "too_many_losses")
+        assert it.driver.describe().restarts.hardware == 1, "what earlier attempts told of is not told again"
+
+
+async def test_a_full_disk_keeps_nobody_from_going_on_without_a_lost_worker(play: Play) -> None:
+    async with play(steps=4000) as it:
+        await it.until(lambda: it.steps()[-1:] > [3])
+        size = it.run.events.stat().st_size
+        with full_disk(size + 10):
+            it.stage.kill("replica-0")
+            formed_again = lambda: it.driver.describe().generation == 3  # noqa: E731
+            await it.until(formed_again)
+            assert it.run.events.stat().st_size == size
+        await it.until(lambda: it.events("generation.formed")[2:])
+        assert len(it.events("worker.lost")) == 1
+
+
 async def test_the_users_mistake_ends_it_at_once(play: Play) -> None:
     async with play() as it:
         it.stage.refusal = "data.train.path: holds no text (give files that hold text)"
@@ -248,13 +272,24 @@ async def test_what_finds_no_room_is_said_and_disturbs_nobody(play: Play) -> Non
 async def test_who_was_fenced_writes_nothing_more(play: Play) -> None:
     async with play(steps=4000) as it:
         await it.until(lambda: it.steps()[-1:] > [3])
+        last = it.steps()[-1]
         assert it.run.claim(2)
         outcome = await it.end()
         assert (outcome.state, outcome.code) == (None, "fenced")
         lines = len(it.events())
+        assert it.steps()[-1] <= last + 1, "nothing is written between two looks at the epoch either"
         it.driver.force("too late")
         assert len(it.events()) == lines
         assert it.events()[-1]["kind"] != "attempt.failed"
+
+
+async def test_who_was_fenced_does_not_tell_of_its_own_end(play: Play) -> None:
+    async with play(steps=4000) as it:
+        await it.until(lambda: it.steps()[-1:] > [3])
+        assert it.run.claim(2)
+        it.driver._fail("program_error", "it lost the run and did not know")
+        outcome = await it.end()
+        assert (outcome.state, outcome.code) == (None, "fenced")
 
 
 async def test_the_next_attempt_counts_its_generations_on(play: Play) -> None:

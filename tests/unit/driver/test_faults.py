@@ -70,3 +70,10 @@ def test_a_budget_is_spent_one_by_one(limit: int, allowed: int) -> None:
     while granted < 50 and budget.spend():
         granted += 1
     assert granted == allowed
+
+
+def test_a_budget_is_of_the_job_not_of_the_attempt() -> None:
+    budget = Budget(3, before=2)
+    assert budget.spend()
+    assert not budget.spend()
+    assert budget.spent == 2, "what this attempt tells of is its own"

@@ -297,3 +297,33 @@ async def test_without_the_driver_a_worker_does_not_wait_for_ever() -> None:
         await here.ear.wait("worker_ready", 2)
     assert all(isinstance(result, RendezvousLostError) for result in await waiting)
     await close(*a)
+
+
+async def test_the_others_go_on_though_the_news_of_a_loss_cannot_be_taken() -> None:
+    async with meeting("a", "b") as here:
+
+        def broken(*arguments: Any) -> None:
+            raise OSError("No space left on device")
+
+        here.ear.worker_lost = broken  # type: ignore[attr-defined]
+        a, b = await here.replica("a"), await here.replica("b")
+        await join(*a, *b)
+        told = threading.Event()
+        a[0].on_broken(told.set)
+        b[1]._socket.shutdown(socket.SHUT_RDWR)
+        assert await asyncio.to_thread(told.wait, 5)
+        await close(*a, b[0])
+
+
+async def test_the_policy_hears_who_steps_and_who_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[tuple[int, str | None]] = []
+    monkeypatch.setattr(Policy, "progressed", lambda self, key, busy, now: heard.append((key, busy)) or [])
+    async with meeting("a") as here:
+        a = await here.replica("a")
+        a[0].report("busy", {"doing": "checkpoint"})
+        a[0].report("busy", {"doing": None})
+        a[0].report("step", {"step": 3})
+        a[0].report("event", {"kind": "x", "message": "", "data": {}})
+        await here.ear.wait("reported", 4)
+        assert heard == [(1, "checkpoint"), (1, None), (1, None)]
+        await close(*a)

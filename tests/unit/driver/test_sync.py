@@ -177,3 +177,39 @@ async def test_a_loss_that_is_no_number_can_be_told(line: Line) -> None:
     line.journal.metric(STEP | {"loss": math.nan})
     await talking(line, lambda: line.journal.all_told)
     assert any(math.isnan(item.metric.loss) for request in line.requests for item in request.metrics)
+
+
+async def test_a_reply_that_cannot_be_parsed_does_not_end_the_line(line: Line) -> None:
+    line.answer = lambda request: (
+        line.store(request) if len(line.requests) > 2 else httpx.Response(200, content=b"<html>\xff")
+    )
+    await talking(line, lambda: ("wanted", 1) in line.heard)
+
+
+@pytest.mark.parametrize("handler", ["wanted", "control_reachable", "control_unreachable"])
+async def test_a_handler_that_raises_does_not_end_the_line(
+    line: Line, handler: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    original = getattr(line, handler)
+
+    def stumbling(*what: Any) -> None:
+        original(*what)
+        if [kind for kind, _ in line.heard].count(handler.removeprefix("control_")) == 1:
+            raise KeyError("a bug")
+
+    setattr(line, handler, stumbling)
+    line.answer = lambda request: line.store(request) if len(line.requests) > 1 else httpx.Response(503)
+    line.journal.event("a", "1")
+    await talking(line, lambda: line.journal.all_told and line.heard.count(("wanted", 1)) >= (handler == "wanted") + 1)
+    assert "KeyError: 'a bug'" in caplog.text
+
+
+async def test_an_unexpected_error_does_not_keep_the_end_from_being_told(line: Line) -> None:
+    def buggy(request: SyncRequest) -> httpx.Response:
+        if len(line.requests) == 1:
+            raise KeyError("a bug")
+        return line.store(request)
+
+    line.answer = buggy
+    line.journal.event("training.finished", "done")
+    assert await line.control.tell_end(10)

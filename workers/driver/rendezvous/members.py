@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -35,13 +36,20 @@ class State(NamedTuple):
 
 @dataclass(eq=False)
 class Member:
-    """A worker at the rendezvous. ``key`` names its connection, ``place`` its position in the replica."""
+    """A worker at the rendezvous. ``key`` names its connection, ``place`` its position in the replica.
+
+    Attributes:
+        progressed: when it last got on with something, in seconds: it took a step, or what it is busy with began.
+        busy: what keeps it from stepping, as saving does; None: nothing that it knows of.
+    """
 
     key: int
     incarnation: Incarnation
     place: int
     phase: Phase = Phase.STARTING
     state: State = field(default_factory=State)
+    progressed: float = -math.inf
+    busy: str | None = None
 
 
 @dataclass(eq=False)

@@ -124,17 +124,22 @@ class Policy:
         current = self._current
         if member.phase is Phase.TRAINING and current and key in current.keys and not current.ending:
             orders += self._break(f"a worker of {member.incarnation.replica} left it", now)
-        member.phase, member.state = Phase.READY, state
+        member.phase, member.state, member.busy = Phase.READY, state, None
         group = self.group(key)
         if group.released:
             return [*orders, *self._release([group])]
         return orders + self._settle(now)
 
+    def progressed(self, key: int, busy: str | None, now: float) -> list[Order]:
+        """A worker got on with something, and is busy with something else or, None, about to step."""
+        self._members[key].progressed, self._members[key].busy = now, busy
+        return self._settle(now) if self._current and self._current.ending else []
+
     def failed(self, key: int, generation: int, cause: str, now: float) -> list[Order]:
         """The data axis of a generation failed under a worker."""
         if self._current is None or self._current.number != generation:
             return []
-        return self._break(f"{self._members[key].incarnation.replica}: {cause}", now)
+        return self._break(f"{self._members[key].incarnation.replica}: {cause}", now) + self._settle(now)
 
     def finished(self, key: int, now: float) -> list[Order]:
         """A worker has done all steps."""
@@ -176,11 +181,15 @@ class Policy:
         """Time has passed."""
         orders: list[Order] = []
         current = self._current
-        if current and current.ending_since is not None and now >= current.ending_since + self._patience.leave:
-            for group in current.groups:
-                if group.usable and group.any_in(Phase.TRAINING):
-                    seconds = f"{self._patience.leave:g} s"
-                    orders += self._evict(group, f"it did not leave generation {current.number} within {seconds}", now)
+        leave_by = current.leave_by(self._patience) if current else None
+        if current and leave_by is not None and now >= leave_by:
+            cause = f"generation {current.number} was not left, and nobody in it gets on"
+            if current.broken is None:
+                orders += self._break(cause, now)
+            else:
+                stuck = {member.incarnation for member in current.staying()}
+                for group in [group for group in current.groups if group.incarnation in stuck]:
+                    orders += self._evict(group, cause, now)
         return orders + self._settle(now)
 
     # What follows from it.
@@ -189,8 +198,9 @@ class Policy:
         self._deadline = None
         orders = self._decide(now)
         current = self._current
-        if current and current.ending_since is not None:
-            self._wake(current.ending_since + self._patience.leave)
+        leave_by = current.leave_by(self._patience) if current else None
+        if leave_by is not None:
+            self._wake(leave_by)
         return orders
 
     def _decide(self, now: float) -> list[Order]:

@@ -55,7 +55,7 @@ class Failed(Message):
 
 
 class Report(Message):
-    """Something the driver keeps: a metric, an event, or the step reached."""
+    """Something the driver keeps: a metric, an event, the step reached, or what the worker is busy with."""
 
     kind: Literal["report"] = "report"
     topic: str

@@ -262,6 +262,8 @@ class Rendezvous:
             case protocol.Failed():
                 self._carry_out(self._policy.failed(link.key, message.generation, message.cause, now))
             case protocol.Report():
+                if message.topic in ("step", "busy"):
+                    self._carry_out(self._policy.progressed(link.key, message.record.get("doing"), now))
                 self._listener.reported(link, message.topic, message.record)
             case protocol.Finished():
                 link.finished = True
@@ -279,18 +281,16 @@ class Rendezvous:
         link.open = False
         del self._links[link.key]
         now = self._now()
-        if link.goodbye:
-            orders = self._policy.departed(link.key, now)
-            self._listener.worker_departed(link)
-        else:
-            orders = self._policy.lost(link.key, now)
-            if link.finished:
+        orders = (self._policy.departed if link.goodbye else self._policy.lost)(link.key, now)
+        try:
+            if link.goodbye or link.finished:
                 self._listener.worker_departed(link)
             elif link.crashed is not None:
                 self._listener.worker_lost(link, Loss(link.crashed.fault, link.crashed.cause))
             else:
                 self._listener.worker_lost(link, Loss("unknown", link.evicted or cause))
-        self._carry_out(orders)
+        finally:
+            self._carry_out(orders)  # even if the listener fails: nobody is to wait for one that is gone
 
     async def _watch_for_silence(self) -> None:
         checked = self._now()

@@ -32,13 +32,13 @@ from rubato.checkpoints import (
     sha256_of,
     survey,
 )
+from rubato.durable import sync_folder, write_durably
 from rubato.layout import Layout
 from rubato.problems import RubatoError
 from rubato.resources import LayoutView
 from rubato.spec import JobSpec
 from rubato.spec.identity import curve_hash
 from workers.engine.checkpoint.crew import Crew
-from workers.engine.durable import sync_folder, write_durably
 
 log = logging.getLogger(__name__)
 

@@ -21,10 +21,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from rubato.durable import sync_folder, write_durably
 from rubato.problems import FieldProblem, RubatoError
 from rubato.spec import DataSpec, JobSpec
 from workers.engine.data.sources import Source, corpus_problem, documents, find_sources, unreadable
-from workers.engine.durable import sync_folder, write_durably
 
 log = logging.getLogger(__name__)
 

@@ -23,6 +23,22 @@ def write_durably(path: Path, text: str) -> None:
     sync_folder(path.parent)
 
 
+def append_whole(handle: int, data: bytes) -> None:
+    """Adds to the end of a file that is open for appending; what fails halfway, as on a full disk, is taken back.
+
+    Raises:
+        OSError: it could not be written.
+    """
+    size = os.fstat(handle).st_size
+    rest = memoryview(data)
+    try:
+        while rest:
+            rest = rest[os.write(handle, rest) :]
+    except OSError:
+        os.ftruncate(handle, size)
+        raise
+
+
 def sync_folder(folder: Path) -> None:
     """Makes names that were created, renamed or removed in a folder permanent."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

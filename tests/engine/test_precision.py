@@ -224,8 +224,7 @@ def test_a_narrow_format_follows_the_curve_of_fp32(
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_norms_and_the_residual_stream_stay_in_fp32(precision: str) -> None:
     def work() -> dict[str, set[torch.dtype]]:
-        config = LlamaConfig(16, 2, 4, 4, 24, 32, 8, 1e4, 1e-5, False)
-        model = Llama(config)
+        model = Llama(LlamaConfig.from_spec(tiny_spec()))
         apply_precision(model, PRECISIONS[precision], CPU)
         seen: dict[str, set[torch.dtype]] = {}
         for module in model.modules():

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
+from rubato.layout import LARGEST_WORLD
 from rubato.problems import FieldProblem
-from rubato.spec.section import Section, refuse
+from rubato.spec.section import LARGEST, NonNegativeInt, PositiveInt, Section, refuse
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -51,7 +52,7 @@ class DataSpec(Section):
 class TrainSpec(Section):
     steps: PositiveInt
     global_batch: PositiveInt = Field(description="sequences a step, whatever the layout")
-    seed: NonNegativeInt = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     precision: Literal["fp32", "bf16"] = Field(
         "fp32", description="bf16: autocast, with fp32 parameters and reductions"
     )
@@ -132,7 +133,7 @@ class WorkersSpec(Section):
     """How many workers a job may have. A plain number means exactly that many."""
 
     min: PositiveInt
-    max: Annotated[PositiveInt, Field(le=65_536)]
+    max: Annotated[PositiveInt, Field(le=LARGEST_WORLD)]
     gpus: NonNegativeInt = Field(0, description="GPUs a worker; 0: train on CPU with gloo")
     cpus: PositiveFloat = Field(1.0, description="CPUs a worker")
 
@@ -160,4 +161,4 @@ class CheckpointSpec(Section):
 class FaultsSpec(Section):
     """How often a job may lose workers before it counts as failed; -1: any number of times."""
 
-    hardware: Annotated[int, Field(ge=-1)] = -1
+    hardware: Annotated[int, Field(ge=-1, le=LARGEST)] = -1

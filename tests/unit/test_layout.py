@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rubato.layout import (
     Coordinates,
     Layout,
+    largest_divisor,
     layout_for,
     micro_batches,
     nearest_sizes,
@@ -127,3 +128,13 @@ def test_nearest_sizes_stay_within_the_bounds_of_the_job() -> None:
     assert nearest_sizes(shape, 16, 5, 4, 8) == [4, 8]
     assert nearest_sizes(shape, 16, 12, 4, 8) == [8]
     assert nearest_sizes(shape, 16, 1, 4, 8) == [4]
+
+
+@pytest.mark.parametrize("number", [1, 2, 12, 97, 360, 2**31 - 1, 2**30])
+@pytest.mark.parametrize("most", [1, 2, 7, 11, 100, 2**31 - 1])
+def test_largest_divisor(number: int, most: int) -> None:
+    found = largest_divisor(number, most)
+    assert number % found == 0
+    assert found <= most
+    between = range(found + 1, min(number, most, found + 50_000) + 1)
+    assert not any(number % larger == 0 for larger in between)

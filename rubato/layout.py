@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from math import isqrt
 from typing import NamedTuple, Protocol
 
 from rubato.pipelines import SCHEDULES
@@ -19,6 +20,10 @@ class Coordinates(NamedTuple):
     data: int
     pipeline: int
     tensor: int
+
+
+LARGEST_WORLD = 65_536
+"""The most workers a job may have; no search for a size goes on beyond it."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,12 @@ def split_evenly(total: int, parts: int) -> list[int]:
     """``total`` as ``parts`` whole numbers that differ by at most one, the larger first."""
     share, rest = divmod(total, parts)
     return [share + (index < rest) for index in range(parts)]
+
+
+def largest_divisor(number: int, most: int) -> int:
+    """The largest divisor of ``number`` that is at most ``most``, both at least 1."""
+    small = [d for d in range(1, min(most, isqrt(number)) + 1) if number % d == 0]
+    return max(small[-1], *(number // d for d in small if number // d <= most), 1)
 
 
 def micro_batches(shape: ReplicaShape, global_batch: int, data: int) -> list[int]:
@@ -126,9 +137,7 @@ def nearest_sizes(
     shape: ReplicaShape, global_batch: int, workers: int, low: int = 1, high: int | None = None
 ) -> list[int]:
     """The possible sizes next below and next above ``workers`` (itself, when it is possible), within the bounds."""
-    replica = shape.tensor * shape.pipeline
-    most = replica * (global_batch // shape.micro_batch)
-    sizes = possible_sizes(shape, global_batch, low, most if high is None else high)
+    sizes = possible_sizes(shape, global_batch, low, LARGEST_WORLD if high is None else high)
     if workers in sizes:
         return [workers]
     below = [size for size in sizes if size < workers][-1:]

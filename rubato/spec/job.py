@@ -11,6 +11,7 @@ from pydantic import Field, StringConstraints, model_validator
 from rubato.arithmetic import Decoder
 from rubato.layout import (
     fewest_micro_batches,
+    largest_divisor,
     layout_for,
     micro_batches,
     nearest_sizes,
@@ -101,18 +102,17 @@ def _tensor_problems(spec: JobSpec) -> Iterator[FieldProblem]:
         split["model.positions"] = model.positions
     for what, size in split.items():
         if size % degree:
-            good = [d for d in range(1, size + 1) if size % d == 0 and d <= degree]
             yield FieldProblem(
                 "parallelism.tensor",
                 f"{degree} does not divide {what} ({size})",
-                f"use tensor {good[-1]}, or change {what}",
+                f"use tensor {largest_divisor(size, degree)}, or change {what}",
             )
     if model.kv_heads % degree and degree % model.kv_heads:
-        good = [d for d in range(1, degree) if model.kv_heads % d == 0 or d % model.kv_heads == 0]
+        good = degree // model.kv_heads * model.kv_heads or largest_divisor(model.kv_heads, degree)
         yield FieldProblem(
             "parallelism.tensor",
             f"{model.kv_heads} key/value heads can neither be split nor be repeated evenly over {degree} ranks",
-            f"use tensor {good[-1]}, or a model.kv_heads that divides {degree} or that {degree} divides",
+            f"use tensor {good}, or a model.kv_heads that divides {degree} or that {degree} divides",
         )
 
 
@@ -146,11 +146,10 @@ def _pipeline_problems(spec: JobSpec) -> Iterator[FieldProblem]:
 def _batch_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     batch, micro_batch = spec.train.global_batch, spec.parallelism.micro_batch
     if batch % micro_batch:
-        good = [d for d in range(1, micro_batch + 1) if batch % d == 0]
         yield FieldProblem(
             "parallelism.micro_batch",
             f"{micro_batch} does not divide train.global_batch ({batch})",
-            f"use micro_batch {good[-1]}, or a global_batch that is a multiple of {micro_batch}",
+            f"use micro_batch {largest_divisor(batch, micro_batch)}, or a global_batch that {micro_batch} divides",
         )
     if spec.optimizer.schedule.warmup > spec.train.steps:
         yield FieldProblem(

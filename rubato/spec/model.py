@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
 from rubato.problems import FieldProblem, nearest
 from rubato.spec.presets import PRESETS
-from rubato.spec.section import Section, refuse
+from rubato.spec.section import PositiveInt, Section, refuse
 
 Family = Literal["gpt2", "llama", "qwen"]
 

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from rubato.problems import FieldProblem
+
+LARGEST = 2**31 - 1
+"""The largest count: what a database holds as an integer, and more than any run has of anything."""
+
+PositiveInt = Annotated[int, Field(gt=0, le=LARGEST)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=LARGEST)]
 
 
 class Section(BaseModel):

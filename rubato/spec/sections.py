@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
+from rubato.layout import LARGEST_WORLD
 from rubato.pipelines import SCHEDULES, ScheduleName
 from rubato.problems import FieldProblem
-from rubato.spec.section import Section, refuse
+from rubato.spec.section import LARGEST, NonNegativeInt, PositiveInt, Section, refuse
 
 LARGEST_LOSS_SCALE = 2**24
 """Beyond, a loss of one would leave the range that fp32 counts whole numbers in."""
@@ -71,7 +72,7 @@ class LossScaleSpec(Section):
 class TrainSpec(Section):
     steps: PositiveInt
     global_batch: PositiveInt = Field(description="sequences a step, whatever the layout")
-    seed: NonNegativeInt = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     precision: Literal["fp32", "bf16", "bf16_pure", "fp16", "float8"] = Field(
         "fp32",
         description="bf16, fp16: autocast, with fp32 parameters and reductions; bf16_pure: bf16 parameters and "
@@ -208,7 +209,7 @@ class WorkersSpec(Section):
     """How many workers a job may have. A plain number means exactly that many."""
 
     min: PositiveInt
-    max: Annotated[PositiveInt, Field(le=65_536)]
+    max: Annotated[PositiveInt, Field(le=LARGEST_WORLD)]
     gpus: NonNegativeInt = Field(0, description="GPUs a worker; 0: train on CPU with gloo")
     cpus: PositiveFloat = Field(1.0, description="CPUs a worker")
 
@@ -236,7 +237,7 @@ class CheckpointSpec(Section):
 class FaultsSpec(Section):
     """What a job may suffer before it counts as failed."""
 
-    hardware: Annotated[int, Field(ge=-1)] = Field(-1, description="losses of workers; -1: any number")
+    hardware: Annotated[int, Field(ge=-1, le=LARGEST)] = Field(-1, description="losses of workers; -1: any number")
     nonfinite_steps: PositiveInt = Field(
         10, description="steps in a row that are skipped because gradients are NaN or Inf, whatever the loss scale"
     )

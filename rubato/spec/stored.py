@@ -25,8 +25,9 @@ def _construct(model: type[Section], content: Mapping[str, Any]) -> Section:
             continue
         value: Any = content[name]
         kind: Any = field.annotation
-        if _is_section(kind) and isinstance(value, Mapping):
-            value = _construct(kind, value)
+        section = next(filter(_is_section, (kind, *typing.get_args(kind))), None)  # itself, or one that may be null
+        if section is not None and isinstance(value, Mapping):
+            value = _construct(section, value)
         elif typing.get_origin(kind) is tuple and isinstance(value, list):
             value = tuple(value)  # JSON knows lists only
         values[name] = value

@@ -12,6 +12,7 @@ from rubato.durable import write_durably
 from rubato.problems import FieldProblem, RubatoError, SpecError
 from rubato.spec import JobSpec
 
+
 # Lies in a run directory until its job is stored, and says whose job that is: a process killed in between can do
 # neither, and a database that knows nothing of a run directory must not take it for one of its own.
 _PENDING = ".submitting"

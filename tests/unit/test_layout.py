@@ -13,6 +13,7 @@ from rubato.layout import (
     Coordinates,
     Layout,
     fewest_micro_batches,
+    largest_divisor,
     layout_for,
     micro_batches,
     nearest_sizes,
@@ -170,3 +171,13 @@ def test_no_other_placement_has_a_cheaper_dearest_stage(more: int, stages: int, 
     # With every stage just cheaper than that, fewer layers would find room, or a stage would have none.
     room = [max(1, math.ceil(dearest - own - 1e-9) - 1) for own in extra]
     assert sum(room) < layers or any(own + 1 >= dearest - 1e-9 for own in extra)
+
+
+@pytest.mark.parametrize("number", [1, 2, 12, 97, 360, 2**31 - 1, 2**30])
+@pytest.mark.parametrize("most", [1, 2, 7, 11, 100, 2**31 - 1])
+def test_largest_divisor(number: int, most: int) -> None:
+    found = largest_divisor(number, most)
+    assert number % found == 0
+    assert found <= most
+    between = range(found + 1, min(number, most, found + 50_000) + 1)
+    assert not any(number % larger == 0 for larger in between)

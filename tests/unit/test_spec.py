@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rubato.problems import FieldProblem, SpecError
-from rubato.spec import JobSpec, load_spec, parse_spec
+from rubato.spec import JobSpec, load_spec, parse_spec, stored_spec
 
 
 def content(**changes: Any) -> dict[str, Any]:
@@ -282,3 +283,52 @@ def test_stages_are_balanced_by_cost_unless_they_are_placed() -> None:
 def test_a_schedule_brings_the_stages_it_needs() -> None:
     for name in ("interleaved", "interleaved_zero_bubble", "zbv", "dualpipev"):
         assert parse_spec(content(parallelism__schedule=name)).parallelism.virtual_stages == 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"parallelism__micro_batch": 2**31 - 1},
+        {"train__global_batch": 2**31 - 1, "parallelism__micro_batch": 2**31 - 2},
+        {"parallelism__tensor": 2**31 - 1, "workers": 8},
+        {"train__global_batch": 2**31 - 1, "workers": 7},
+        {"data__sequence_length": 2**31 - 1},
+    ],
+)
+def test_a_refusal_costs_no_more_for_large_numbers(changes: dict[str, Any]) -> None:
+    steps = 0
+
+    def count(*_: object) -> Any:
+        nonlocal steps
+        steps += 1
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        problems(**changes)
+    finally:
+        sys.settrace(before)
+    assert steps < 3_000_000  # by far fewer than the numbers are large
+
+
+@pytest.mark.parametrize(
+    "field", ["train__steps", "train__global_batch", "parallelism__micro_batch", "model__layers", "checkpoint__every"]
+)
+def test_counts_have_an_upper_end(field: str) -> None:
+    assert problems(**{field: 2**31})[0].field == field.replace("__", ".")
+
+
+def test_a_stored_spec_is_what_was_stored() -> None:
+    scaling = {"factor": 8.0, "original_length": 8192}
+    for model in (
+        {"preset": "tiny"},
+        {"preset": "tiny", "rope_scaling": scaling},
+        {"family": "qwen", "preset": "tiny"},
+    ):
+        spec = parse_spec(content(model=model))
+        stored = stored_spec(spec.model_dump(mode="json"))
+        assert stored == spec
+        assert stored.model_dump_json() == spec.model_dump_json()
+    today = {**spec.model_dump(mode="json"), "priority": 4000, "later": {"field": 1}}
+    assert stored_spec(today).priority == 4000

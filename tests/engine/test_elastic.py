@@ -406,6 +406,7 @@ def test_step_is_whole_when_it_fails_between_two_calls(
     lost: Lost, corpus: Path, reference: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     def sabotage(replica: str, rank: int) -> None:
+        os.close(writer)
         if replica != "b" or rank not in lost.ranks:
             return
         reduce, calls = GlooGroup.all_reduce, itertools.count(1)
@@ -413,18 +414,24 @@ def test_step_is_whole_when_it_fails_between_two_calls(
         def failing(self: GlooGroup, tensors: Sequence[Tensor], operation: Any) -> None:
             reduce(self, tensors, operation)
             if operation == getattr(dist.ReduceOp, lost.operation) and next(calls) == lost.call:
+                os.read(reader, 1)  # until a has gone as far as it can
                 raise RuntimeError("the test says that this failed")
 
         GlooGroup.all_reduce = failing  # type: ignore[method-assign]
 
     job = Job(spec_of(corpus, SHAPES[0]), tmp_path, sabotage)
+    reader, writer = os.pipe()  # made after the rendezvous was forked, which would keep it open
     try:
         job.want("a", "b")
         job.start("a")
         job.start("b")
+        job.gates.open_all()
+        job.reach(lost.goes_on_from)
+        os.close(writer)
         job.finish()
         first, second = job.all("formed")
         assert (first["step"], second["step"], second["healed"]) == (None, lost.goes_on_from, [])
         assert_same_curve(job, reference)
     finally:
         job.close()
+        os.close(reader)

@@ -54,7 +54,7 @@ def test_one_forward_pass_is_what_the_papers_say(corpus: Path) -> None:
     """Against the same layer written out once more, in complex numbers and without any of its helpers."""
 
     def compute() -> tuple[float, float]:
-        from workers.engine.models.llama import Attention, LlamaConfig, rotations
+        from workers.engine.models.llama import Attention, LlamaConfig, frequencies, rotations
 
         torch.set_default_dtype(torch.float64)
         config = LlamaConfig.from_spec(tiny_spec(corpus, model={"kv_heads": 2}))
@@ -63,7 +63,8 @@ def test_one_forward_pass_is_what_the_papers_say(corpus: Path) -> None:
         for weight in attention.parameters():
             torch.nn.init.normal_(weight, std=0.3, generator=generator)
         hidden = torch.randn(2, 16, 16, generator=generator)
-        found = attention(hidden, *rotations(16, size, config.rope_theta, hidden.device))
+        angles = rotations(16, frequencies(size, config.rope_theta, None, hidden.device))
+        found = attention(hidden, *angles)
 
         def heads(weight: torch.Tensor) -> torch.Tensor:
             return (hidden @ weight.T).view(2, 16, -1, size).transpose(1, 2)

@@ -21,6 +21,7 @@ from workers.engine.parallel.pipeline import schedule_class
 SEVERAL_STAGES = [name for name, rules in SCHEDULES.items() if rules.stages[0] > 1]
 SPLIT = ["interleaved_zero_bubble", "zbv", "dualpipev"]
 MODEL = {"layers": 5}
+TIED = {**MODEL, "tie_embeddings": True}
 CASES = {
     2: [(Layout(1, 2, 1), {"schedule": name}) for name in SPLIT]
     + [(Layout(1, 2, 1), {"schedule": "zbv", "stages": [2, 1, 1, 1]})],
@@ -35,12 +36,12 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def curve(
-    layout: Layout, shape: dict[str, Any], corpus: Path, folder: Path, rank: int, store: Any
+    layout: Layout, shape: dict[str, Any], model: dict[str, Any], corpus: Path, folder: Path, rank: int, store: Any
 ) -> list[list[float]]:
     name = f"{layout}-{shape}".replace("/", "")
     spec = tiny_spec(
         corpus,
-        model=MODEL,
+        model=model,
         data={"validation": {"every": 1}},
         parallelism={"tensor": layout.tensor, "pipeline": layout.pipeline, **shape},
         workers=layout.world_size,
@@ -49,18 +50,15 @@ def curve(
     return [[metric[what] for what in ("loss", "grad_norm", "validation_loss")] for metric in metrics]
 
 
-@pytest.fixture(scope="module")
-def reference(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[float]]:
-    folder = tmp_path_factory.mktemp("reference")
-    return in_one_process(lambda: curve(Layout(1, 1, 1), {}, corpus, folder, 0, None))
-
-
-@pytest.mark.parametrize("size", CASES)
+@pytest.mark.parametrize(("size", "model"), [(2, MODEL), (4, MODEL), (2, TIED)], ids=["2", "4", "2-tied"])
 def test_same_curve_and_evaluation_with_every_schedule(
-    size: int, corpus: Path, reference: list[list[float]], tmp_path: Path
+    size: int, model: dict[str, Any], corpus: Path, tmp_path: Path
 ) -> None:
     cases = CASES[size]
-    by_rank = run_ranks(size, lambda rank, store: [curve(*case, corpus, tmp_path, rank, store) for case in cases])
+    reference = in_one_process(lambda: curve(Layout(1, 1, 1), {}, model, corpus, tmp_path, 0, None))
+    by_rank = run_ranks(
+        size, lambda rank, store: [curve(*case, model, corpus, tmp_path, rank, store) for case in cases]
+    )
     assert len(reference) == 3
     for case, found in zip(cases, by_rank[0], strict=True):
         assert torch.allclose(torch.tensor(found), torch.tensor(reference), rtol=1e-9, atol=0), str(case)

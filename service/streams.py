@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import Header, Request
 from fastapi.responses import StreamingResponse
 
-from service.cursors import LARGEST
+from service.cursors import number
 from service.wakeups import Wakeups
 
 MEDIA_TYPE = "text/event-stream"
@@ -39,8 +39,8 @@ def wanted(request: Request) -> bool:
 
 def start_of(after: int, last_event_id: str | None) -> int:
     """The cursor to begin from."""
-    known = last_event_id is not None and last_event_id.isdecimal() and int(last_event_id) <= LARGEST
-    return int(last_event_id or 0) if known else after
+    known = None if last_event_id is None else number(last_event_id)
+    return after if known is None else known
 
 
 def response(wakeups: Wakeups, job_id: str, cursor: int, load: Load) -> StreamingResponse:

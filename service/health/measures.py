@@ -14,6 +14,8 @@ from service.health.schemas import Saturation
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"})
+
 
 class Measures:
     """The metrics of one control plane."""
@@ -85,7 +87,8 @@ class CountRequests:
         async def watched(message: Message) -> None:
             if message["type"] == "http.response.start":
                 route = getattr(scope.get("route"), "path", "other")
-                self._measures.served(scope["method"], route, message["status"], time.perf_counter() - began)
+                method = scope["method"] if scope["method"] in _METHODS else "other"
+                self._measures.served(method, route, message["status"], time.perf_counter() - began)
             await send(message)
 
         await self._app(scope, receive, watched)

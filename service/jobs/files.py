@@ -18,7 +18,7 @@ _MOST = 16 * 1024 * 1024
 
 @dataclass(frozen=True)
 class LogText:
-    """A piece of a log, the offset in bytes where it ends, and whether the job is over."""
+    """A piece of a log, and the offset in bytes where it ends."""
 
     content: bytes
     end: int
@@ -46,8 +46,8 @@ class JobFiles:
         return await asyncio.to_thread(logs.path_of, Path(job.run_dir), source or "driver", attempt)
 
     async def tail(self, path: Path, lines: int) -> LogText:
-        """The last lines of a log."""
-        return LogText(*await asyncio.to_thread(logs.read_tail, path, lines))
+        """The last lines of a log, at most 16 MiB."""
+        return LogText(*await asyncio.to_thread(logs.read_tail, path, lines, _MOST))
 
     async def text_from(self, path: Path, offset: int) -> LogText:
         """What follows an offset, at most 16 MiB."""

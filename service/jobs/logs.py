@@ -53,17 +53,18 @@ def source_of_rank(members: list[WorkerView], layout: LayoutView | None, rank: i
     raise RubatoError(f"no worker has rank {rank}", fix=known, code="log_not_found", status=404)
 
 
-def read_tail(path: Path, lines: int) -> tuple[bytes, int]:
-    """The last lines of a file, and the offset of its end."""
+def read_tail(path: Path, lines: int, most: int) -> tuple[bytes, int]:
+    """The last lines of a file, at most so many bytes of them, and the offset of its end."""
     with path.open("rb") as file:
         end = file.seek(0, os.SEEK_END)
-        start, content = end, b""
-        while start > 0 and content.count(b"\n") <= lines:
-            step = min(_BLOCK, start)
+        start, ends, blocks = end, 0, []
+        while start > 0 and ends <= lines and end - start < most:
+            step = min(_BLOCK, start, most - (end - start))
             start -= step
             file.seek(start)
-            content = file.read(step) + content
-    kept = content.splitlines(keepends=True)[-lines:] if lines else []
+            blocks.append(file.read(step))
+            ends += blocks[-1].count(b"\n")
+    kept = b"".join(reversed(blocks)).splitlines(keepends=True)[-lines:] if lines else []
     return b"".join(kept), end
 
 

@@ -24,6 +24,7 @@ from service.database.engine import Database
 from service.database.tables import JobRow
 from service.events import repository as events
 from service.jobs import repository, run_directory
+from service.jobs.corpus_check import check_corpus
 from service.jobs.lifecycle import Why, change_state, open_interval, want
 from service.jobs.repository import JobFilter
 from service.jobs.view import view
@@ -60,7 +61,7 @@ class JobService:
         digest = hashlib.sha256(spec.model_dump_json().encode()).hexdigest()
         if idempotency_key is not None and (earlier := await self._replay(idempotency_key, digest)):
             return earlier, True
-        await asyncio.to_thread(run_directory.check_corpus, spec, self._settings.ray_dashboard)
+        await check_corpus(spec.data.train, self._settings.ray_dashboard)
         job_id = f"job-{secrets.token_hex(5)}"
         run_dir = await asyncio.to_thread(run_directory.make, self._settings.runs, job_id, spec, self._owner)
         try:

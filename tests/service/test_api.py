@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from service.database.tables import JobRow
 from service.jobs import repository
 from service.jobs.lifecycle import Why, change_state
 from tests.service.world import SPEC, Host, World, spec
+
+LONG = base64.urlsafe_b64encode(b"n" + b"9" * 5000).decode()  # more digits than Python reads
 
 
 async def test_the_same_key_and_spec_are_the_same_job(world: World) -> None:
@@ -99,6 +102,7 @@ async def test_event_pages_follow_one_another(world: World) -> None:
         ("GET", "/v1/jobs?state=RUNING", None, 422, "request_refused", ["state.0"]),
         ("GET", "/v1/jobs?cursor=zzz", None, 422, "request_refused", ["cursor"]),
         ("GET", "/v1/jobs?cursor=bjEwMDAwMDAwMDAwMDAwMDAwMDAwMDA", None, 422, "request_refused", ["cursor"]),
+        ("GET", f"/v1/jobs?cursor={LONG}", None, 422, "request_refused", ["cursor"]),
         ("GET", "/v1/jobs?name=a%00b", None, 400, "request_refused", []),
         ("GET", "/v1/jobs/a%00b", None, 400, "request_refused", []),
         ("GET", f"/v1/jobs/none/events?after={10**30}", None, 422, "request_refused", ["after"]),
@@ -159,9 +163,13 @@ async def test_a_bug_leaks_nothing(world: World, monkeypatch: pytest.MonkeyPatch
     [
         ("corpus/*.txt", "relative"),
         ("{tmp}/none/*.txt", "no file matches"),
-        ("{tmp}/none.txt", "no file matches"),
+        ("{tmp}/none.txt", "does not exist"),
         ("{tmp}/empty.txt", "empty"),
-        ("{tmp}", "no file matches"),
+        ("{tmp}", "is a folder"),
+        ("~nosuchuser/x", "no such user"),
+        ("{tmp}/" + "x" * 300, "cannot be read"),
+        ("{tmp}/" + "x/" * 5000, "longer than"),
+        ("{tmp}" + "/*" * 40, "wildcards"),
     ],
 )
 async def test_a_corpus_that_is_not_there_is_refused(world: World, tmp_path: Path, path: str, cause: str) -> None:
@@ -267,6 +275,11 @@ async def test_health(world: World) -> None:
     assert 'rubato_jobs{state="RUNNING"} 1.0' in text
     assert f'rubato_job_step{{job="{job["id"]}",name="small"}} 3.0' in text
     assert 'rubato_http_requests_total{method="POST",route="/v1/jobs",status="201"} 1.0' in text
+    for number in range(3):
+        await world.http.request(f"MADE-UP-{number}", "/v1/jobs")
+    text = (await world.http.get("/metrics")).text
+    assert "MADE-UP" not in text
+    assert 'rubato_http_requests_total{method="other",route="/v1/jobs",status="405"} 3.0' in text
     world.ray.reachable = False
     answer = await world.http.get("/readyz")
     assert (answer.status_code, answer.json()["status"], answer.json()["ray"]["status"]) == (503, "failing", "failing")

@@ -21,10 +21,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from rubato.corpus import Source, corpus_problem, find_sources, unreadable
 from rubato.durable import sync_folder, write_durably
 from rubato.problems import FieldProblem, RubatoError
 from rubato.spec import DataSpec, JobSpec
-from workers.engine.data.sources import Source, corpus_problem, documents, find_sources, unreadable
+from workers.engine.data.sources import documents
 
 log = logging.getLogger(__name__)
 

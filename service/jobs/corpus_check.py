@@ -1,0 +1,70 @@
+"""Looks, before a job is stored, whether its corpus is there: in threads of its own, and not for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlsplit
+
+import structlog
+
+from rubato.corpus import corpus_path, corpus_problem, fixed_part, sources
+from rubato.problems import RubatoError, SpecError
+from rubato.spec import CorpusSpec
+
+log = structlog.get_logger(__name__)
+
+PATIENCE_S = 5.0
+
+# Apart from the threads that serve logs and run directories: a glob over a whole file system must not hold those up.
+_threads = ThreadPoolExecutor(2, thread_name_prefix="corpus-check")
+
+
+class _TooLongError(Exception):
+    """The search is given up."""
+
+
+async def check_corpus(corpus: CorpusSpec, ray_dashboard: str, patience_s: float = PATIENCE_S) -> None:
+    """Refuses a corpus that can be seen from here to be empty or unreadable.
+
+    The workers may run where the control plane cannot look. So what is missing here is an error only when it ought to
+    be here: when the folder it should lie in exists, or when the cluster is this very machine. What cannot be told
+    within ``patience_s`` the workers find out.
+
+    Raises:
+        SpecError: naming ``data.train.path``.
+    """
+    if corpus.path is None:
+        return
+    until = time.monotonic() + patience_s
+    looking = asyncio.get_running_loop().run_in_executor(_threads, _look, corpus, ray_dashboard, until)
+    try:
+        async with asyncio.timeout(patience_s):
+            await looking
+    except (TimeoutError, _TooLongError):
+        log.info("corpus.not_checked", path=corpus.path, seconds=patience_s)
+    except RubatoError as error:
+        raise SpecError(error.problems) from error
+
+
+def _look(corpus: CorpusSpec, ray_dashboard: str, until: float) -> None:
+    def in_time() -> None:
+        if time.monotonic() > until:
+            raise _TooLongError
+
+    path = corpus_path(corpus, corpus.path or "")
+    if not path.is_absolute():
+        cause = f"'{corpus.path}' is relative, and workers run in folders of their own"
+        raise corpus_problem(corpus, "corpus_path", cause, "give an absolute path or glob")
+    try:
+        first = next(sources(corpus, in_time))
+    except RubatoError as error:
+        here = urlsplit(ray_dashboard).hostname in ("127.0.0.1", "localhost", "::1")
+        if error.code == "corpus_missing" and not here and not fixed_part(path).is_dir():
+            return
+        raise
+    if not os.access(first.path, os.R_OK):
+        cause = f"{first.path} cannot be read"
+        raise corpus_problem(corpus, "corpus_unreadable", cause, "make it readable, or leave it out of the glob")

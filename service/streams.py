@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Generic, TypeVar
 
 from fastapi import Header, Request
 from fastapi.responses import StreamingResponse
@@ -20,16 +20,20 @@ LastEventId = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """What there is after a cursor: (id, JSON) pairs, whether more is there already, and whether no more will come."""
+Cursor = TypeVar("Cursor")  # its text is the id of an event
 
-    items: Sequence[tuple[int, str]]
+
+@dataclass(frozen=True)
+class Chunk(Generic[Cursor]):
+    """What there is after a cursor: (cursor, one line) pairs, whether more is there already, and whether no more
+    will come."""
+
+    items: Sequence[tuple[Cursor, str]]
     more: bool
     over: bool
 
 
-Load = Callable[[int], Awaitable[Chunk]]
+Load = Callable[[Cursor], Awaitable[Chunk[Cursor]]]
 
 
 def wanted(request: Request) -> bool:
@@ -43,13 +47,21 @@ def start_of(after: int, last_event_id: str | None) -> int:
     return after if known is None else known
 
 
-def response(wakeups: Wakeups, job_id: str, cursor: int, load: Load) -> StreamingResponse:
-    """Follows ``load`` from a cursor on: unnamed events, which browsers call messages, then one called ``end``."""
+def response(
+    wakeups: Wakeups, job_id: str, cursor: Cursor, load: Load[Cursor], every: float = _ALIVE_EVERY
+) -> StreamingResponse:
+    """Follows ``load`` from a cursor on: unnamed events, which browsers call messages, then one called ``end``.
+
+    Args:
+        every: seconds after which to look again though the job did not change, for what tells nobody of its changes.
+    """
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return StreamingResponse(_follow(wakeups, job_id, cursor, load), media_type=MEDIA_TYPE, headers=headers)
+    return StreamingResponse(_follow(wakeups, job_id, cursor, load, every), media_type=MEDIA_TYPE, headers=headers)
 
 
-async def _follow(wakeups: Wakeups, job_id: str, cursor: int, load: Load) -> AsyncIterator[str]:
+async def _follow(
+    wakeups: Wakeups, job_id: str, cursor: Cursor, load: Load[Cursor], every: float
+) -> AsyncIterator[str]:
     yield "retry: 1000\n\n"
     with wakeups.watch(job_id) as waiter:
         while not wakeups.closed:
@@ -61,7 +73,7 @@ async def _follow(wakeups: Wakeups, job_id: str, cursor: int, load: Load) -> Asy
             if chunk.over:
                 yield f"id: {cursor}\nevent: end\ndata: {{}}\n\n"
                 return
-            if not await waiter.wait(_ALIVE_EVERY) and not wakeups.closed:
+            if not await waiter.wait(every) and not wakeups.closed:
                 yield ": nothing new\n\n"
 
 

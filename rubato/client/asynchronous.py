@@ -155,7 +155,7 @@ class AsyncClient:
         return call.read(response.content)
 
     async def _follow(
-        self, stream: Stream[Reply], after: int | None, patience_s: float, notice: Notice | None
+        self, stream: Stream[Reply], after: int | str | None, patience_s: float, notice: Notice | None
     ) -> AsyncIterator[Reply]:
         gap = Gap(self.url, patience_s, notice)
         while True:
@@ -171,7 +171,7 @@ class AsyncClient:
                 await asyncio.sleep(gap.pause_after(error))
 
     async def _events_of(
-        self, stream: Stream[Reply], after: int | None, gap: Gap
+        self, stream: Stream[Reply], after: int | str | None, gap: Gap
     ) -> AsyncGenerator[ServerSentEvent, None]:
         async with self._http.stream(
             "GET", stream.path, params=dict(stream.query), headers=stream.headers(after), timeout=STREAM_TIMEOUT

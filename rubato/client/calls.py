@@ -50,7 +50,7 @@ class Stream(Generic[Reply]):
     read: Callable[[bytes], Reply]
     query: Mapping[str, str | int] = field(default_factory=dict)
 
-    def headers(self, after: int | None) -> dict[str, str]:
+    def headers(self, after: int | str | None) -> dict[str, str]:
         """What asks for the stream rather than for a page of it, and for what follows a cursor."""
         return {"Accept": "text/event-stream"} | ({} if after is None else {"Last-Event-ID": str(after)})
 

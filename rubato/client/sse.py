@@ -23,9 +23,9 @@ class ServerSentEvent:
     id: str
 
     @property
-    def cursor(self) -> int | None:
+    def cursor(self) -> str | None:
         """The id as the place to go on from, None when it is none."""
-        return int(self.id) if self.id.isdecimal() else None
+        return self.id or None
 
 
 class Decoder:

@@ -178,7 +178,7 @@ class Client:
         return call.read(response.content)
 
     def _follow(
-        self, stream: Stream[Reply], after: int | None, patience_s: float, notice: Notice | None
+        self, stream: Stream[Reply], after: int | str | None, patience_s: float, notice: Notice | None
     ) -> Iterator[Reply]:
         gap = Gap(self.url, patience_s, notice)
         while True:
@@ -192,7 +192,7 @@ class Client:
             except httpx.TransportError as error:
                 time.sleep(gap.pause_after(error))
 
-    def _events_of(self, stream: Stream[Reply], after: int | None, gap: Gap) -> Iterator[ServerSentEvent]:
+    def _events_of(self, stream: Stream[Reply], after: int | str | None, gap: Gap) -> Iterator[ServerSentEvent]:
         with self._http.stream(
             "GET", stream.path, params=dict(stream.query), headers=stream.headers(after), timeout=STREAM_TIMEOUT
         ) as response:

@@ -39,7 +39,7 @@ async def list_events(
         return await events.page(job, after, limit)
     found = await jobs.get(job)
 
-    async def load(cursor: int) -> streams.Chunk:
+    async def load(cursor: int) -> streams.Chunk[int]:
         # The state is read before the events: what is written with the last state is then never missed.
         over = (await jobs.get(found.id)).state.terminal
         page = await events.page(found.id, cursor, limit)

@@ -27,13 +27,23 @@ def sources(run_dir: Path) -> list[LogSource]:
     return sorted(found, key=lambda log: (-log.attempt, log.source != "driver", log.source))
 
 
-def path_of(run_dir: Path, source: str, attempt: int | None) -> Path:
-    """The file of a source, of the newest attempt that has one. Raises RubatoError (404) when there is none."""
-    known = sources(run_dir)
+def attempts_of(run_dir: Path, source: str) -> list[int]:
+    """The attempts that have a log of a source, the newest first."""
+    return [log.attempt for log in sources(run_dir) if log.source == source]
+
+
+def path_of(run_dir: Path, source: str, attempt: int) -> Path:
+    """The file of a source in an attempt. Raises RubatoError (404) when there is none."""
     # Only names that were found are opened, so no name leads out of the directory.
+    return run_dir / "logs" / f"attempt-{attempt_of(run_dir, source, attempt)}" / f"{source}.log"
+
+
+def attempt_of(run_dir: Path, source: str, attempt: int | None) -> int:
+    """The newest attempt that has a log of a source, or the one that is asked for. Raises RubatoError (404)."""
+    known = sources(run_dir)
     for log in known:
         if log.source == source and attempt in (None, log.attempt):
-            return run_dir / "logs" / f"attempt-{log.attempt}" / f"{log.source}.log"
+            return log.attempt
     names = ", ".join(dict.fromkeys(log.source for log in known)) or "none yet"
     where = "" if attempt is None else f" in attempt {attempt}"
     raise RubatoError(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, Body, Header, Query, Request, Response
-from fastapi.responses import PlainTextResponse, StreamingResponse
+from fastapi.responses import PlainTextResponse
 
 from rubato.resources import CancelRequest, Checkpoint, Job, LogSource, Metric, Operation, Page, ScaleRequest
 from rubato.spec import JobSpec
@@ -15,15 +13,15 @@ from rubato.states import JobState
 from service import streams
 from service.cursors import LARGEST
 from service.dependencies import FilesDep, JobsDep, Limit, WakeupsDep
-from service.jobs.files import JobFiles
+from service.jobs.files import LogPlace
 from service.jobs.repository import JobFilter
 from service.jobs.schemas import SPEC_EXAMPLE
 from service.problems import problems_doc
-from service.wakeups import Wakeups
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 _LOG_OFFSET = "X-Log-Offset"
+_LOG_ATTEMPT = "X-Log-Attempt"
 _LOG_POLL = 0.5  # seconds between two looks at a file that is followed
 
 
@@ -115,7 +113,7 @@ async def list_metrics(
         return await jobs.metrics(job, after, limit)
     found = await jobs.get(job)
 
-    async def load(cursor: int) -> streams.Chunk:
+    async def load(cursor: int) -> streams.Chunk[int]:
         over = (await jobs.get(found.id)).state.terminal
         page = await jobs.metrics(found.id, cursor, limit)
         items = [(metric.step, metric.model_dump_json()) for metric in page.items]
@@ -142,8 +140,16 @@ async def list_log_sources(job: str, files: FilesDep) -> Page[LogSource]:
     response_class=PlainTextResponse,
     responses={
         200: {
-            "content": {streams.MEDIA_TYPE: {"schema": {"type": "string"}}},
-            "headers": {_LOG_OFFSET: {"schema": {"type": "integer"}, "description": "where this text ends, in bytes"}},
+            "content": {
+                streams.MEDIA_TYPE: {
+                    "schema": {"type": "string"},
+                    "example": "id: 1:driver:17\ndata: the next line\n\n",
+                }
+            },
+            "headers": {
+                _LOG_OFFSET: {"schema": {"type": "integer"}, "description": "where this text ends, in bytes"},
+                _LOG_ATTEMPT: {"schema": {"type": "integer"}, "description": "the attempt it is of"},
+            },
         },
         **problems_doc(404, 409, 422),
     },
@@ -165,35 +171,25 @@ async def get_log(
 ) -> Response:
     """The end of a log as plain text, or what follows `offset`: X-Log-Offset of the reply before.
 
-    With `Accept: text/event-stream` the log is followed until the job is over; the data of an event is a line.
+    With `Accept: text/event-stream` the log is followed until the job is over, into the attempts that come after;
+    the data of an event is a line, its id the place to go on from.
     """
-    path = await files.log_path(job, source, rank, attempt)
-    if last_event_id is not None:
-        offset = streams.start_of(offset or 0, last_event_id)
-    text = await files.tail(path, tail) if offset is None else await files.text_from(path, offset)
+    log = await files.log(job, source, rank, attempt)
+    text = await files.tail(log, tail) if offset is None else await files.text_from(log, offset)
     if not streams.wanted(request):
-        return PlainTextResponse(text.content, headers={_LOG_OFFSET: str(text.end)})
-    start = text.end - len(text.content)
-    job_id = (await jobs.get(job)).id
-    return StreamingResponse(_follow_log(path, start, job_id, files, jobs, wakeups), media_type=streams.MEDIA_TYPE)
+        return PlainTextResponse(text.content, headers={_LOG_OFFSET: str(text.end), _LOG_ATTEMPT: str(log.attempt)})
+    seen = LogPlace.read(last_event_id)
+    if (
+        seen is None
+        or seen.source != log.source
+        or seen.attempt > log.attempt
+        or (log.pinned and seen.attempt != log.attempt)
+    ):
+        seen = LogPlace(log.attempt, log.source, text.end - len(text.content))
 
+    async def load(place: LogPlace) -> streams.Chunk[LogPlace]:
+        over = (await jobs.get(log.job_id)).state.terminal
+        lines = await files.lines_from(log, place, over)
+        return streams.Chunk(lines, more=bool(lines), over=over)
 
-async def _follow_log(
-    path: Path, offset: int, job_id: str, files: JobFiles, jobs: JobsDep, wakeups: Wakeups
-) -> AsyncIterator[str]:
-    with wakeups.watch(job_id) as waiter:
-        while not wakeups.closed:
-            over = (await jobs.get(job_id)).state.terminal
-            text = await files.text_from(path, offset)
-            # A line that is still being written waits for its end, unless nobody will write it any more.
-            whole = text.content if over else text.content[: text.content.rfind(b"\n") + 1]
-            for line in whole.splitlines(keepends=True):
-                offset += len(line)
-                shown = line.rstrip(b"\r\n").decode(errors="replace")
-                yield f"id: {offset}\ndata: {shown}\n\n"
-            if over and not whole:
-                yield f"id: {offset}\nevent: end\ndata: {{}}\n\n"
-                return
-            if not whole:
-                yield ": nothing new\n\n"  # or whoever follows a quiet log would take the silence for a dead line
-                await waiter.wait(_LOG_POLL)  # files tell nobody that they grow
+    return streams.response(wakeups, log.job_id, seen, load, every=_LOG_POLL)

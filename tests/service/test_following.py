@@ -158,6 +158,32 @@ async def test_a_log_is_followed_by_whole_lines(world: World) -> None:
     assert lines == ["one", "two", "three"]
 
 
+async def test_a_log_is_followed_into_the_next_attempt_and_taken_up_where_it_was_cut(world: World) -> None:
+    job, driver = await world.running()
+    logs = Path(job["run_dir"], "logs")
+    for attempt in (1, 2):
+        (logs / f"attempt-{attempt}").mkdir(parents=True)
+    (logs / "attempt-1" / "driver.log").write_text("one\ncut o")
+    stream = asyncio.create_task(world.http.get(f"/v1/jobs/{job['id']}/logs", headers=STREAM))
+    await settled(world, 1)
+    (logs / "attempt-2" / "driver.log").write_text("two\nthree\n")
+    await driver.sync("SUCCEEDED")
+    async with asyncio.timeout(HANG):
+        answer = await stream
+    assert answer.headers["X-Accel-Buffering"] == "no"
+    followed = [(cursor, data) for cursor, kind, data in events_of(answer.text) if kind == "message"]
+    assert followed == [("1:driver:4", "one"), ("1:driver:9", "cut o"), ("2:driver:4", "two"), ("2:driver:10", "three")]
+    for seen, left in (("1:driver:4", ["cut o", "two", "three"]), ("2:driver:4", ["three"])):
+        path = f"/v1/jobs/{job['id']}/logs"
+        answer = await world.http.get(path, params={"tail": 0}, headers={**STREAM, "Last-Event-ID": seen})
+        assert [data for _, kind, data in events_of(answer.text) if kind == "message"] == left
+        answer = await world.http.get(path, params={"attempt": 1}, headers={**STREAM, "Last-Event-ID": seen})
+        expected = ["cut o"] if seen[0] == "1" else ["one", "cut o"]
+        assert [data for _, kind, data in events_of(answer.text) if kind == "message"] == expected
+    answer = await world.http.get(path, params={"tail": 0}, headers={**STREAM, "Last-Event-ID": "r0:" + "9" * 5000})
+    assert answer.status_code == 200
+
+
 async def test_the_end_of_the_service_ends_all_waits(world: World) -> None:
     job, driver = await world.running()
     path = Path(job["run_dir"], "logs", "attempt-1", "driver.log")

@@ -69,7 +69,7 @@ def serve(commands: int, writer: int, tensor: int, size: int) -> None:
 
     async def main() -> None:
         ear = Ear(writer)
-        policy = Policy(size, patience=Patience(batch=0.2, assemble=5.0, leave=20.0))
+        policy = Policy(size, patience=Patience(batch=0.2, assemble=60.0, leave=60.0))
         rendezvous = Rendezvous(
             policy,
             ear,
@@ -412,8 +412,9 @@ def test_step_is_whole_when_it_fails_between_two_calls(
         reduce, calls = GlooGroup.all_reduce, itertools.count(1)
 
         def failing(self: GlooGroup, tensors: Sequence[Tensor], operation: Any) -> None:
+            this_one = operation == getattr(dist.ReduceOp, lost.operation) and next(calls) == lost.call
             reduce(self, tensors, operation)
-            if operation == getattr(dist.ReduceOp, lost.operation) and next(calls) == lost.call:
+            if this_one:
                 os.read(reader, 1)  # until a has gone as far as it can
                 raise RuntimeError("the test says that this failed")
 

@@ -192,7 +192,7 @@ class Checkpoint(Resource):
 class LogSource(Resource):
     """A log of a job: one a process and attempt."""
 
-    source: str = Field(description="what to ask for with ?source=", examples=["driver", "r0-rank-1"])
+    source: str = Field(description="what to ask for with ?source=", examples=["driver", "replica-0-rank-1"])
     attempt: int
     bytes: int
     modified_at: datetime
@@ -205,7 +205,6 @@ class Phase(Resource):
 
 
 class OperationState(StrEnum):
-    PENDING = "PENDING"
     RUNNING = "RUNNING"
     DONE = "DONE"
     FAILED = "FAILED"

@@ -10,7 +10,6 @@ from typing import Any
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from rubato.resources import DriverEvent, Metric, OperationState, SequencedMetric
-from service.attempts import repository
 from service.database.tables import IntervalRow, JobRow, MetricRow
 from service.events import repository as events
 from service.jobs import repository as jobs
@@ -33,7 +32,7 @@ async def metrics(session: AsyncSession, job: JobRow, reported: Sequence[Sequenc
         return
     known = await jobs.metrics_of(session, job.id, [metric.step for metric in fresh])
     # Clocks of two machines differ a little; what seems older than the first stretch belongs to it.
-    intervals = await repository.intervals_since(session, job.id, fresh[0].at - timedelta(seconds=1))
+    intervals = await jobs.intervals_since(session, job.id, fresh[0].at - timedelta(seconds=1))
     for metric in fresh:
         record = storable(metric.model_dump(mode="json"))
         interval = _interval_at(intervals, metric.at)
@@ -117,7 +116,7 @@ async def _validation(session: AsyncSession, job: JobRow, event: DriverEvent) ->
 
 async def _checkpoint(session: AsyncSession, job: JobRow, event: DriverEvent) -> None:
     seconds = event.data.get("seconds")
-    intervals = await repository.intervals_since(session, job.id, event.at - timedelta(seconds=1))
+    intervals = await jobs.intervals_since(session, job.id, event.at - timedelta(seconds=1))
     interval = _interval_at(intervals, event.at)
     if isinstance(seconds, int | float) and interval is not None:
         interval.checkpoint_s += seconds

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from enum import StrEnum
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from service.database.tables import AttemptRow, IntervalRow
+from service.database.tables import AttemptRow
 
 
 class AttemptState(StrEnum):
@@ -40,16 +39,3 @@ async def open_of(session: AsyncSession, job_id: str) -> AttemptRow | None:
     """The attempt of a job whose processes may be alive; there is at most one."""
     query = select(AttemptRow).where(AttemptRow.job_id == job_id, AttemptRow.state == AttemptState.OPEN)
     return (await session.scalars(query)).one_or_none()
-
-
-async def intervals_since(session: AsyncSession, job_id: str, moment: datetime) -> Sequence[IntervalRow]:
-    """The stretches of time of a job that last or ended after a moment, oldest first."""
-    query = (
-        select(IntervalRow)
-        .where(
-            IntervalRow.job_id == job_id,
-            IntervalRow.ended_at.is_(None) | (IntervalRow.ended_at > moment),
-        )
-        .order_by(IntervalRow.id)
-    )
-    return (await session.scalars(query)).all()

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from rubato.states import JobState
 from service.dependencies import PlaneDep
 from service.health import measures
 from service.health.schemas import Health, Readiness
-from service.jobs import repository as jobs
 
 router = APIRouter(tags=["health"])
 
@@ -32,10 +30,5 @@ async def readyz(plane: PlaneDep, response: Response) -> Readiness:
 @router.get("/metrics", summary="For Prometheus", response_class=Response)
 async def metrics(plane: PlaneDep, request: Request) -> Response:
     """Requests, jobs by state, progress of the jobs that are not over, and saturation."""
-    async with plane.database.reading() as session:
-        counts = await jobs.count_by_state(session)
-        unfinished = await jobs.unfinished(session)
     found: measures.Measures = request.app.state.measures
-    saturation = plane.health.saturation(counts.get(JobState.QUEUED, 0))
-    text = found.exposition(counts, unfinished, saturation, plane.cluster.sight is not None)
-    return Response(text, media_type=measures.CONTENT_TYPE)
+    return Response(await plane.health.exposition(found), media_type=measures.CONTENT_TYPE)

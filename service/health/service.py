@@ -13,6 +13,7 @@ from rubato.states import JobState
 from service.attempts.service import AttemptService
 from service.cluster.service import ClusterService
 from service.database.engine import Database
+from service.health.measures import Measures
 from service.health.schemas import Health, Part, Readiness, Saturation, SupervisorPart
 from service.jobs import repository as jobs
 from service.supervisor.loop import Supervisor
@@ -79,6 +80,14 @@ class HealthService:
             seconds_since_round=time.monotonic() - self._supervisor.last_round,
             jobs_queued=queued,
         )
+
+    async def exposition(self, measures: Measures) -> bytes:
+        """All metrics as Prometheus reads them, with jobs as they are now."""
+        async with self._database.reading() as session:
+            counts = await jobs.count_by_state(session)
+            unfinished = await jobs.unfinished(session)
+        saturation = self.saturation(counts.get(JobState.QUEUED, 0))
+        return measures.exposition(counts, unfinished, saturation, self._cluster.sight is not None)
 
     def _look_at_supervisor(self) -> SupervisorPart:
         live, failure = self.live(), self._supervisor.failure

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -83,6 +84,19 @@ async def intervals(session: AsyncSession, job_ids: Iterable[str]) -> dict[str, 
     for row in await session.scalars(query):
         found[row.job_id].append(row)
     return found
+
+
+async def intervals_since(session: AsyncSession, job_id: str, moment: datetime) -> Sequence[IntervalRow]:
+    """The stretches of time of a job that last or ended after a moment, oldest first."""
+    query = (
+        select(IntervalRow)
+        .where(
+            IntervalRow.job_id == job_id,
+            IntervalRow.ended_at.is_(None) | (IntervalRow.ended_at > moment),
+        )
+        .order_by(IntervalRow.id)
+    )
+    return (await session.scalars(query)).all()
 
 
 async def metrics_page(session: AsyncSession, job_id: str, after: int, limit: int) -> Sequence[MetricRow]:

@@ -10,8 +10,6 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from rubato.resources import OperationState
 from service.database.tables import OperationRow
 
-_UNFINISHED = (OperationState.PENDING, OperationState.RUNNING)
-
 
 async def find(session: AsyncSession, operation_id: str) -> OperationRow | None:
     """An operation by its id."""
@@ -22,7 +20,7 @@ async def unfinished(session: AsyncSession, job_id: str) -> Sequence[OperationRo
     """The operations of a job that are not over, oldest first."""
     query = (
         select(OperationRow)
-        .where(OperationRow.job_id == job_id, OperationRow.state.in_(_UNFINISHED))
+        .where(OperationRow.job_id == job_id, OperationRow.state == OperationState.RUNNING)
         .order_by(OperationRow.created_at, OperationRow.id)
     )
     return (await session.scalars(query)).all()

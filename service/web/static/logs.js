@@ -7,7 +7,7 @@ const LINES = 200;
 
 const query = (source) => new URLSearchParams({ source: source.source, attempt: source.attempt, tail: LINES }).toString();
 
-/** "r0-rank-3" -> "r0, rank 3"; the attempt only where there were several. */
+/** "replica-0-rank-3" -> "replica-0, rank 3"; the attempt only where there were several. */
 function name(source, sources) {
   const where = source.source.replace(/-rank-(\d+)$/, ", rank $1");
   return sources.some((other) => other.attempt !== source.attempt) ? `${where} (attempt ${source.attempt})` : where;

@@ -102,10 +102,12 @@ def test_variants_split_like_the_plain_model(change: dict[str, Any], corpus: Pat
 
 
 def test_bf16_splits_within_its_rounding(corpus: Path, tmp_path: Path) -> None:
-    train = {"precision": "bf16"}
-    alone = curve_at(ALONE, corpus, tmp_path / "alone", torch.float32, train=train)
-    split = curve_at(SPLIT, corpus, tmp_path / "split", torch.float32, train=train)
-    exact = curve_at(ALONE, corpus, tmp_path / "exact", torch.float32)
+    # Steps small enough that Adam, whose first ones are of one size whatever the gradient's, does not amplify rounding.
+    small = {"optimizer": {"lr": 1e-3}}
+    bf16 = {**small, "train": {"precision": "bf16"}}
+    alone = curve_at(ALONE, corpus, tmp_path / "alone", torch.float32, **bf16)
+    split = curve_at(SPLIT, corpus, tmp_path / "split", torch.float32, **bf16)
+    exact = curve_at(ALONE, corpus, tmp_path / "exact", torch.float32, **small)
     assert_same(split, alone, 2e-2)
     assert_same(alone, exact, 2e-2)
     assert all(abs(rounded["loss"] / full["loss"] - 1) > 1e-6 for rounded, full in zip(alone, exact, strict=True))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rubato.spec import OptimizerSpec
+from rubato.spec import OptimizerSpec, TrainSpec
 from tests.engine.forked import in_one_process
 from workers.engine.optim import clip_factor, learning_rate
 
@@ -84,6 +84,7 @@ def test_update_is_that_of_adamw_and_spares_norms_the_decay(tmp_path: Path) -> N
     def compute() -> list[tuple[list[float], list[float]]]:
         import torch
 
+        from workers.engine.optim import LossScale
         from workers.engine.state import TrainingState
 
         spec = OptimizerSpec(lr=0.1, weight_decay=0.5)
@@ -95,7 +96,7 @@ def test_update_is_that_of_adamw_and_spares_norms_the_decay(tmp_path: Path) -> N
             [{"params": [theirs["matrix"]]}, {"params": [theirs["norm"]], "weight_decay": 0.0}],
             lr=0.1, betas=spec.betas, eps=spec.eps, weight_decay=0.5, foreach=False, fused=False,
         )  # fmt: skip
-        state = TrainingState(ours, spec)
+        state = TrainingState(ours, spec, LossScale(TrainSpec(steps=3, global_batch=1)))
         state.begin()
         for _ in range(3):
             for leaf, other in zip(state.leaves, theirs.values(), strict=True):

@@ -106,15 +106,16 @@ def _robbed_while_nobody_commands(up: Stack, client: Client, job_id: str) -> Non
     _trains_on_by_itself(Path(before.run_dir))
     up.done("up")
 
-    job = _until(client, job_id, lambda job: job.restarts.hardware == 1 and job.workers.observed == 8)
-    job = _until(client, job_id, lambda now: now.state == "RUNNING" and now.progress.step > job.progress.step)
-    assert (job.attempts, job.layout) == (before.attempts, before.layout)
+    def back(job: Job) -> bool:
+        formed = [event.data["workers"] for event in client.events(job_id) if event.kind == "generation.formed"]
+        return formed == [4, 8, 4, 8] and job.state == "RUNNING" and job.workers.observed == 8
+
+    job = _until(client, job_id, back)
+    assert (job.attempts, job.layout, job.restarts.hardware) == (before.attempts, before.layout, 1)
     whole = list(client.events(job_id))
     assert whole[: len(events)] == events
     lost = [event for event in whole if event.kind == "worker.lost"]
     assert [event.data["pid"] for event in lost] == [victim.pid]
-    formed = [event for event in whole if event.kind == "generation.formed"]
-    assert [event.data["workers"] for event in formed] == [4, 8, 4, 8]
     steps = [metric.step for metric in client.metrics(job_id)]
     assert steps == list(range(1, len(steps) + 1))
     assert len(steps) > before.progress.step

@@ -18,6 +18,7 @@ from rubato.stack import parts, ports, processes
 from rubato.stack.record import StackRecord
 
 CPUS = 8
+RAYS_OWN = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
 READY_WITHIN_S = 120.0
 
 
@@ -43,7 +44,7 @@ class RayHead:
                 titles.append(" ".join(process.cmdline()))
             except psutil.NoSuchProcess:
                 continue
-        return [title for title in titles if title.startswith("ray::") and not title.startswith("ray::IDLE")]
+        return [title.strip() for title in titles if title.startswith("ray::") and not title.startswith(RAYS_OWN)]
 
     def wait_until_idle(self, timeout: float = 120.0) -> None:
         """Returns once no worker, controller or helper of a job is left."""

@@ -7,9 +7,10 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 
-from rubato.resources import DriverEvent, Metric, SyncReply, SyncRequest
+from rubato.resources import DriverEvent, DriverState, Metric, SyncReply, SyncRequest
 
 TOKEN = "the-token"
+ENDS = (DriverState.SUCCEEDED, DriverState.FAILED, DriverState.CANCELLED)
 
 
 class ControlPlane:
@@ -93,9 +94,10 @@ class ControlPlane:
             handler.close_connection = True
 
     def _take(self, request: SyncRequest) -> None:
-        self.request = request
-        if not self.states or self.states[-1] != request.state:
-            self.states.append(request.state)
+        if self.request is None or self.request.state not in ENDS:  # a call that was hung up may come in late
+            self.request = request
+        if not self.states or self.states[-1] != self.request.state:
+            self.states.append(self.request.state)
         self.events += [event for event in request.events if event.seq > len(self.events)]
         self.metrics += [item.metric for item in request.metrics if item.seq > len(self.metrics)]
 

@@ -18,7 +18,7 @@ from rubato.stack import parts, ports, processes
 from rubato.stack.record import StackRecord
 
 CPUS = 8
-RAYS_OWN = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
+RAYS_OWN = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent", "ray::_AutoscalingCoordinatorActor")
 READY_WITHIN_S = 120.0
 
 

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from rubato.resources import DriverState, SyncReply, SyncRequest
 from rubato.spec import JobSpec
 from workers.driver.driver import END_PATIENCE_S, Driver, Outcome
 from workers.driver.journal import Journal
+from workers.driver.leftovers import NAMESPACE, sweep
 from workers.driver.replicas import prepare_environment
 from workers.driver.sync import ControlPlane
 from workers.engine.run import RunDirectory
@@ -42,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _check_size(spec, options.workers)
         prepare_environment()
         _connect_to_ray(options.attempt)
+        threading.Thread(target=sweep, kwargs={"own": False}, name="sweep", daemon=True).start()
     except (RubatoError, OSError) as error:
         log.exception("this attempt cannot begin")
         return asyncio.run(_refuse(run, options, str(error)))
@@ -83,7 +86,7 @@ def _check_size(spec: JobSpec, workers: int) -> None:
 
 def _connect_to_ray(attempt: str) -> None:
     try:
-        ray.init(address="auto", namespace=attempt, log_to_driver=False, logging_level=logging.WARNING)
+        ray.init(address="auto", namespace=NAMESPACE + attempt, log_to_driver=False, logging_level=logging.WARNING)
     except ConnectionError as error:
         raise RubatoError(
             f"there is no Ray cluster to connect to: {error}",
@@ -108,6 +111,7 @@ async def _drive(run: RunDirectory, spec: JobSpec, options: argparse.Namespace) 
         loop.add_signal_handler(number, driver.drain, f"the driver was told to end ({number.name})")
     outcome = await driver.run()
     log.info("%s: %s", outcome.state or "FENCED", outcome.message)
+    await asyncio.to_thread(sweep, own=True)
     ray.shutdown()  # ends what is left, before patience with the control plane keeps it waiting
     await driver.tell_end()
     return outcome

@@ -192,7 +192,7 @@ class Job:
         self.replicas[replica] = fork_ranks(self.spec.parallelism.replica_size, work, incarnation)
         self.ranks += self.replicas[replica]
 
-    def until(self, happened: Callable[[], bool], seconds: float = 60) -> None:
+    def until(self, happened: Callable[[], bool], seconds: float = 150) -> None:
         """Waits until something has been heard."""
         deadline = time.monotonic() + seconds
         while not happened():
@@ -272,7 +272,7 @@ class Job:
         """SIGKILL for one worker; its mates must end by themselves."""
         ranks = self.replicas[replica]
         ranks[place].kill()
-        wait(ranks, lambda: all(rank.ended for rank in ranks), 30)
+        wait(ranks, lambda: all(rank.ended for rank in ranks), 90)
 
     def close(self) -> None:
         end_all([*self.ranks, self.server])
@@ -341,7 +341,7 @@ def test_grow_lose_and_shrink(job: Job, reference: list[dict[str, Any]]) -> None
     job.want("b")
     job.finish()
     everybody = job.replicas["a"] + job.replicas["b"] + job.replicas["c"]
-    wait(everybody, lambda: all(rank.ended for rank in everybody), 30)
+    wait(everybody, lambda: all(rank.ended for rank in everybody), 90)
     assert [rank.result().finished for rank in job.replicas["b"]] == [True, True]
     assert_same_curve(job, reference)
 
@@ -354,7 +354,7 @@ def test_everybody_dies_and_the_newest_checkpoint_is_loaded(job: Job, reference:
     job.reach(5)  # and no further
     for rank in job.ranks:
         rank.kill()
-    wait(job.ranks, lambda: all(rank.ended for rank in job.ranks), 30)
+    wait(job.ranks, lambda: all(rank.ended for rank in job.ranks), 90)
     job.want("a")
     job.start("a")
     job.finish()
@@ -372,7 +372,7 @@ def test_two_replicas_die_at_once(job: Job, reference: list[dict[str, Any]]) -> 
         job.replicas[replica][-1].kill()
     lost = job.replicas["a"] + job.replicas["c"]
     job.gates.open_next()
-    wait(lost, lambda: all(rank.ended for rank in lost), 30)
+    wait(lost, lambda: all(rank.ended for rank in lost), 90)
     job.until(lambda: job.all("formed")[-1]["replicas"] == ["b"])
     job.start("a")
     job.let_in(2)

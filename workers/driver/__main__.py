@@ -18,9 +18,10 @@ from rubato.layout import layout_for, nearest_sizes
 from rubato.problems import FieldProblem, RubatoError, SpecError
 from rubato.resources import DriverState, SyncReply, SyncRequest
 from rubato.spec import JobSpec
-from workers.driver.driver import END_PATIENCE_S, Driver, Outcome
+from workers.driver.driver import END_PATIENCE_S, Driver
 from workers.driver.journal import Journal
 from workers.driver.leftovers import NAMESPACE, sweep
+from workers.driver.outcome import Outcome
 from workers.driver.replicas import prepare_environment
 from workers.driver.sync import ControlPlane
 from workers.engine.run import RunDirectory
@@ -44,12 +45,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _check_size(spec, options.workers)
         prepare_environment()
         _connect_to_ray(options.attempt)
-        threading.Thread(target=sweep, kwargs={"own": False}, name="sweep", daemon=True).start()
+        threading.Thread(target=sweep, name="sweep", daemon=True).start()
     except (RubatoError, OSError) as error:
         log.exception("this attempt cannot begin")
         return asyncio.run(_refuse(run, options, str(error)))
     outcome = asyncio.run(_drive(run, spec, options))
-    return {None: FENCED, DriverState.FAILED: 1}.get(outcome.state, 0)
+    if ray.is_initialized():  # a run could not be ended, and waits in a thread for what an exit would take away
+        logging.shutdown()
+        os._exit(outcome.exit_code)
+    return outcome.exit_code
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -111,8 +115,8 @@ async def _drive(run: RunDirectory, spec: JobSpec, options: argparse.Namespace) 
         loop.add_signal_handler(number, driver.drain, f"the driver was told to end ({number.name})")
     outcome = await driver.run()
     log.info("%s: %s", outcome.state or "FENCED", outcome.message)
-    await asyncio.to_thread(sweep, own=True)
-    ray.shutdown()  # ends what is left, before patience with the control plane keeps it waiting
+    if await driver.end_runs():  # before patience with the control plane keeps them waiting
+        ray.shutdown()
     await driver.tell_end()
     return outcome
 

@@ -50,6 +50,11 @@ class Crew:
         """Whether replicas run whose workers have reached the rendezvous."""
         return bool(self._joined)
 
+    @property
+    def running(self) -> bool:
+        """Whether runs of replicas go on, wanted or not."""
+        return self._replicas.running
+
     def want(self, count: int, training: tuple[str, ...]) -> None:
         """So many replicas are wanted; those in ``training`` stay before others."""
         before, self.wanted = self.wanted, choose_replicas(count, self.wanted, training)

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import math
 import secrets
-from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -21,7 +20,9 @@ from workers.driver.crew import Crew
 from workers.driver.executioner import Executioner
 from workers.driver.faults import Budget, Casualties, Verdict
 from workers.driver.journal import Journal
+from workers.driver.leftovers import end_own_runs
 from workers.driver.operations import Command
+from workers.driver.outcome import Outcome
 from workers.driver.rendezvous.orders import Ended, Formed
 from workers.driver.rendezvous.policy import Policy
 from workers.driver.rendezvous.server import Link, Loss, Rendezvous
@@ -36,15 +37,7 @@ TICK_S = 1.0
 LEAVE_S = 60.0
 """How long workers that were let go may take to end; the rest end with this process."""
 END_PATIENCE_S = 60.0
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How the attempt ended. ``state`` None: another attempt has taken over, and nothing more is to be written."""
-
-    state: DriverState | None
-    code: str
-    message: str
+RUNS_END_S = 15.0
 
 
 class Driver:
@@ -119,6 +112,17 @@ class Driver:
         if self._journal.fenced:
             self._outcome = Outcome(None, "fenced", "a newer attempt has claimed the run directory")
         return self._outcome
+
+    async def end_runs(self) -> bool:
+        """Ends the runs of replicas that still go on, as after a failure; whether all have ended."""
+        if self._crew.running:
+            await asyncio.to_thread(end_own_runs)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RUNS_END_S):
+                while self._crew.running:
+                    self._wake.clear()
+                    await self._wake.wait()
+        return not self._crew.running
 
     async def tell_end(self) -> None:
         """Tells the control plane how it ended, with patience: the run directory has it all, so not for ever."""

@@ -1,4 +1,4 @@
-"""Kills a worker process wherever it runs, at once: one that was stopped or hangs does not die when Ray asks it to."""
+"""Kills a process of the job wherever it runs, at once: one that hangs does not die when Ray asks it to."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Executioner:
         self._here = ray.get_runtime_context().get_node_id()
 
     def kill(self, node_id: str, pid: int, cause: str) -> None:
-        """Ends a process of a worker that is still connected, so that the pid is surely its own."""
-        log.warning("killing worker %d on node %s: %s", pid, node_id[:8], cause)
+        """Ends a process that is known to be alive, so that the pid is surely its own."""
+        log.warning("killing process %d on node %s: %s", pid, node_id[:8], cause)
         if node_id == self._here:
             kill_process(pid)
         else:
@@ -41,4 +41,4 @@ class Executioner:
         try:
             ray.get(ray.remote(kill_process).options(num_cpus=0, scheduling_strategy=where).remote(pid))
         except RayError:
-            log.exception("worker %d on node %s could not be killed", pid, node_id)
+            log.exception("process %d on node %s could not be killed", pid, node_id)

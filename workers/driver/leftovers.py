@@ -1,12 +1,13 @@
-"""Ends the helpers that Ray Train leaves behind when a driver is killed, or ends before its replicas have.
+"""Ends what Ray Train leaves behind: runs of a driver that ends before them, helpers of drivers that were killed.
 
-Each run has a detached actor that removes the run's placement group when the run's controller is gone. It does, but
-then it stays, with its 200 MB, until somebody ends it.
+Each run has a controller and a detached helper, which removes the run's placement group when the controller is gone.
+It does, but then it stays, with its 200 MB, until somebody ends it.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import ray
 from ray.util.state import list_actors, list_jobs
@@ -22,27 +23,43 @@ NAMESPACE = "rubato-"
 TIMEOUT_S = 5
 
 
-def sweep(*, own: bool) -> int:
-    """Ends the helpers of attempts that are over; with ``own`` also those of this one. The number that were ended.
+CONTROLLER = "TrainController"
+HELPER = "PlacementGroupCleaner"
 
-    Errors are told in the log: what is left is swept by the next attempt on this cluster.
-    """
+
+def sweep() -> None:
+    """Ends the helpers of attempts that are over."""
+    try:
+        jobs = list_jobs(timeout=TIMEOUT_S)
+    except (RayStateApiException, ConnectionError) as error:
+        _cannot_see(error)
+        return
+    running = {job.job_id for job in jobs if job.status in ("RUNNING", "PENDING")}
+    _end(HELPER, lambda job: job not in running)
+
+
+def end_own_runs() -> None:
+    """Ends the runs of this driver, whose workers go with their controllers, and their helpers."""
     here = ray.get_runtime_context().get_job_id()
+    _end(CONTROLLER, lambda job: job == here)
+    _end(HELPER, lambda job: job == here)
+
+
+def _end(kind: str, chosen: Callable[[str], bool]) -> None:
     executioner = Executioner()
     try:
-        running = {job.job_id for job in list_jobs(timeout=TIMEOUT_S) if job.status in ("RUNNING", "PENDING")}
-        helpers = list_actors(
-            filters=[("class_name", "=", "PlacementGroupCleaner"), ("state", "=", "ALIVE")],
-            detail=True,
-            timeout=TIMEOUT_S,
+        actors = list_actors(
+            filters=[("class_name", "=", kind), ("state", "=", "ALIVE")], detail=True, timeout=TIMEOUT_S
         )
     except (RayStateApiException, ConnectionError) as error:
-        log.warning("cannot see what earlier attempts have left behind: %s", error)
-        return 0
-    ended = 0
-    for helper in helpers:
-        over = helper.job_id not in running or (own and helper.job_id == here)
-        if over and (helper.ray_namespace or "").startswith(NAMESPACE):
-            executioner.kill(helper.node_id, helper.pid, "it was left behind by a run that is over")
-            ended += 1
-    return ended
+        _cannot_see(error)
+        return
+    for actor in actors:
+        ours = (actor.ray_namespace or "").startswith(NAMESPACE) and chosen(actor.job_id)
+        if ours and actor.node_id and actor.pid:
+            executioner.kill(actor.node_id, actor.pid, f"{kind} of a run that is over")
+
+
+def _cannot_see(error: Exception) -> None:
+    """No reason to stop: what is left is swept by the next attempt on this cluster."""
+    log.warning("cannot see what is left behind: %s", error)

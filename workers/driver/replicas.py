@@ -75,6 +75,11 @@ class Replicas:
         return name in self._threads
 
     @property
+    def running(self) -> bool:
+        """Whether any replica is alive."""
+        return bool(self._threads)
+
+    @property
     def resources(self) -> dict[str, float]:
         """What one worker needs."""
         workers = self._spec.workers

@@ -172,8 +172,14 @@ class Stage:
         self._pids: dict[int, Actor] = {}
         self._running: set[str] = set()
         self._lock = threading.Lock()
+        self._fits: list[threading.Thread] = []
+        self.closed = False
 
     # What the driver sees of it.
+
+    @property
+    def running(self) -> bool:
+        return bool(self._running)
 
     def alive(self, name: str) -> bool:
         return name in self._running
@@ -181,7 +187,8 @@ class Stage:
     def start(self, assignment: Assignment) -> None:
         self._running.add(assignment.replica)
         self.starts.append(assignment.replica)
-        threading.Thread(target=self._fit, args=(assignment,), daemon=True).start()
+        self._fits.append(threading.Thread(target=self._fit, args=(assignment,), daemon=True))
+        self._fits[-1].start()
 
     def forget(self, name: str) -> None:
         self._running.remove(name)
@@ -203,7 +210,7 @@ class Stage:
         while True:
             troupe = self.troupes[name] = Troupe(self, assignment)
             troupe.play()
-            if not troupe.dead.is_set():
+            if not troupe.dead.is_set() or self.closed:
                 break
             time.sleep(RESTART_S)
         del self.troupes[name]
@@ -221,6 +228,14 @@ class Stage:
         """Each of these replicas loses a worker."""
         for name in names:
             self.troupes[name].kill()
+
+    def close(self) -> None:
+        """Takes everybody off the stage: what runs into the end of the process takes the process down."""
+        self.closed = True
+        for troupe in list(self.troupes.values()):
+            troupe.kill()
+        for fit in self._fits:
+            fit.join()
 
     def may_step(self, step: int) -> None:
         while step >= self.limit and step < self.steps and not any(t.dead.is_set() for t in self.troupes.values()):

@@ -22,19 +22,23 @@ class Stage(Replicas):
     """Replicas of two workers that only seem to run."""
 
     def __init__(self) -> None:
-        self.running: set[str] = set()
+        self.alive_names: set[str] = set()
         self.started: list[str] = []
         self.ended = lambda ending: None
 
+    @property
+    def running(self) -> bool:
+        return bool(self.alive_names)
+
     def alive(self, name: str) -> bool:
-        return name in self.running
+        return name in self.alive_names
 
     def start(self, assignment: Assignment) -> None:
-        self.running.add(assignment.replica)
+        self.alive_names.add(assignment.replica)
         self.started.append(assignment.replica)
 
     def forget(self, name: str) -> None:
-        self.running.remove(name)
+        self.alive_names.remove(name)
 
     @property
     def needs(self) -> dict[str, float]:

@@ -47,19 +47,20 @@ class Child:
     def identity(self) -> ProcessIdentity:
         return identify(self.process.pid)
 
-    def last_words(self, lines: int = 15) -> str:
-        """The end of what it wrote since it was started."""
+    def last_words(self) -> str:
+        """The last line it wrote since it was started: what ends a program comes last."""
         with self.log.open("rb") as log:
             log.seek(self.log_start)
-            return "\n".join(log.read().decode(errors="replace").strip().splitlines()[-lines:])
+            lines = log.read().decode(errors="replace").strip().splitlines()
+        return lines[-1].strip() if lines else "not a word"
 
     def require_alive(self) -> None:
         """Raises RubatoError when it has ended already."""
         code = self.process.poll()
         if code is not None:
             raise RubatoError(
-                f"{self.name} did not start, it ended with code {code}:\n{self.last_words()}",
-                fix=f"read {self.log} to its end, put right what it says, and start again",
+                f"{self.name} did not start, it ended with code {code}: {self.last_words()}",
+                fix=f"put that right, or read the end of {self.log} for more, and start again",
                 code="ray_did_not_start" if self.name == "Ray" else "control_plane_did_not_start",
                 status=503,
             )

@@ -161,7 +161,7 @@ def test_a_corpus_that_is_empty_fails_the_attempt_at_once(ray_head: RayHead, tmp
 
 
 def test_what_cannot_be_placed_waits_without_disturbing_and_a_drain_saves(ray_head: RayHead, tmp_path: Path) -> None:
-    run = prepare(tmp_path / "run", workers={"min": 4, "max": 12})
+    run = prepare(tmp_path / "run", workers={"min": 4, "max": 12}, train={"steps": 4000, "global_batch": 12})
     control = ControlPlane(workers=4)
     with driving(ray_head, run, url=control.url) as driver:
         control.wait("the first steps", lambda: control.step >= 2)

@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 
-from rubato.layout import layout_for, possible_sizes
+from rubato.layout import possible_sizes
 from rubato.resources import DriverState, Restarts, SyncReply, SyncRequest
 from rubato.spec import JobSpec
 from workers.driver.assignment import Assignment
@@ -81,11 +81,6 @@ class Driver:
         self._control: ControlPlane | None = None
         self._secret = secrets.token_urlsafe(24)
 
-    @property
-    def journal(self) -> Journal:
-        """What the attempt has to say."""
-        return self._journal
-
     def connect(self, url: str, token: str) -> None:
         """Reports to a control plane and obeys it."""
         self._control = ControlPlane(url, self._attempt, token, self._journal, self.describe, self)
@@ -115,13 +110,10 @@ class Driver:
 
     async def end_runs(self) -> bool:
         """Ends the runs of replicas that still go on, as after a failure; whether all have ended."""
-        if self._crew.running:
-            await asyncio.to_thread(end_own_runs)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(RUNS_END_S):
-                while self._crew.running:
-                    self._wake.clear()
-                    await self._wake.wait()
+        end_by = self._loop.time() + RUNS_END_S
+        while self._crew.running and self._loop.time() < end_by:
+            await asyncio.to_thread(end_own_runs)  # more than once, since one may only just have begun
+            await self._wait_for_change()
         return not self._crew.running
 
     async def tell_end(self) -> None:
@@ -172,10 +164,14 @@ class Driver:
                 await self._crew.start_missing()
             elif not (self._crew.joined or self._rendezvous.links()) or self._loop.time() > self._end_by:
                 return self._ending
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(TICK_S):
-                    await self._wake.wait()
+            await self._wait_for_change()
         return self._outcome
+
+    async def _wait_for_change(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TICK_S):
+                await self._wake.wait()
+        self._wake.clear()
 
     def _overtaken(self) -> bool:
         try:
@@ -257,11 +253,14 @@ class Driver:
         elif reply.cancel == "drain":
             self.drain("cancelled by the user", reply.operation)
         elif self._ending is None and self._outcome is None:
-            layout = layout_for(self._spec.parallelism, reply.workers)
-            if layout is None:
-                log.error("%d workers are not a whole number of replicas of %d", reply.workers, self._size)
-            elif layout.data != len(self._crew.wanted) or (reply.operation and not self._knows(reply.operation)):
-                self._scale(layout.data, reply.operation)
+            count = reply.workers // self._size
+            if reply.operation and self._knows(reply.operation):
+                return
+            if reply.workers not in self._spec.sizes:
+                command = self._begin(Command(self._journal, "scale", reply.operation))
+                command.enter("refused", f"this job cannot run on {reply.workers} workers")
+            elif count != len(self._crew.wanted) or reply.operation:
+                self._scale(count, reply.operation)
 
     def _knows(self, operation: str) -> bool:
         return self._command is not None and self._command.operation == operation

@@ -12,7 +12,7 @@ class Command:
     """A change somebody asked for: ``kind`` "scale" or "cancel"; ``operation`` is its name with the control plane.
 
     Phases of a scale: accepted -> starting (when it grows) -> regrouping -> done. Of a cancel: accepted -> saving ->
-    done. A command that is superseded ends in between.
+    done. A command that is superseded or refused ends in between.
     """
 
     journal: Journal
@@ -23,7 +23,7 @@ class Command:
     @property
     def over(self) -> bool:
         """Whether nothing more happens to it."""
-        return self.phase in ("done", "superseded")
+        return self.phase in ("done", "superseded", "refused")
 
     def enter(self, phase: str, message: str, data: dict[str, object] | None = None) -> None:
         """Begins a phase, once."""
@@ -37,5 +37,5 @@ class Command:
             operation=self.operation,
             phase=phase if self.operation else None,
             done=self.over,
-            failed=phase == "superseded",
+            failed=self.over and phase != "done",
         )

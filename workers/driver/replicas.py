@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 import ray
+from ray.exceptions import RayError
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
@@ -148,7 +149,7 @@ class Replicas:
         try:
             self._trainer(assignment, run_name).fit()
         except Exception as error:  # whatever it is: a run that ended unheard would be waited for for ever
-            log.exception("the run of %s failed", name)
+            log.warning("the run of %s ended: %s", name, error, exc_info=not isinstance(error, RayError))
             # Ray's own class for it is private, so it is known by its name.
             inner = getattr(error, "controller_failure", None)
             if "Timeout" in type(inner).__name__:

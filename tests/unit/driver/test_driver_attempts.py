@@ -305,3 +305,13 @@ async def test_the_next_attempt_counts_its_generations_on(play: Play) -> None:
         assert (await it.end()).state is DriverState.SUCCEEDED
         generations = [event["data"]["generation"] for event in it.events("generation.formed")]
         assert generations == [1, 2]
+
+
+async def test_a_size_it_cannot_run_at_is_refused_and_changes_nothing(play: Play) -> None:
+    async with play(steps=2000) as it:
+        await it.until(lambda: it.steps()[-1:] > [3])
+        it.command(5, "op-1")
+        it.command(10, "op-2")
+        refused = [(event["operation"], event["phase"], event["done"], event["failed"]) for event in it.events()[-2:]]
+        assert refused == [("op-1", "refused", True, True), ("op-2", "refused", True, True)]
+        assert it.driver.describe().state is DriverState.RUNNING

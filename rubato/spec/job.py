@@ -20,6 +20,7 @@ from rubato.layout import (
 )
 from rubato.pipelines import SCHEDULES, balanced
 from rubato.problems import FieldProblem
+from rubato.spec.device_map import device_map_problems, devices_of_worker, layers_of
 from rubato.spec.model import ModelSpec
 from rubato.spec.section import Section, refuse
 from rubato.spec.sections import (
@@ -63,6 +64,8 @@ class JobSpec(Section):
             _split_backward_problems,
             _batch_problems,
             _precision_problems,
+            _compile_problems,
+            device_map_problems,
         )
         problems = [problem for check in checks for problem in check(self)]
         problems = problems or [*_size_problems(self)]  # sizes of a replica that cannot exist mean nothing
@@ -73,7 +76,26 @@ class JobSpec(Section):
     @property
     def stage_layers(self) -> tuple[int, ...]:
         """Layers of each pipeline stage, first to last: as placed by hand, else balanced by cost."""
-        return self.parallelism.stages or tuple(_balanced(self))
+        shape = self.parallelism
+        return shape.stages or tuple(_balanced(self, shape.pipeline * shape.virtual_stages))
+
+    @property
+    def layer_devices(self) -> tuple[int, ...] | None:
+        """The device of each layer among those of its worker, by ``parallelism.device_map``; None: there is none."""
+        given = self.parallelism.device_map
+        if given is None:
+            return None
+        if given == "balanced":
+            counts = _balanced(self, devices_of_worker(self.workers))
+            return tuple(device for device, count in enumerate(counts) for _ in range(count))
+        placed = {layer: device for text, device in given.items() for layer in layers_of(text) or ()}
+        return tuple(placed[layer] for layer in range(self.model.layers))
+
+    def compiles(self, *, pays: bool) -> bool:
+        """Whether layers are to be compiled, where ``pays`` says whether this run is long enough for it."""
+        if self.train.compile == "auto":
+            return pays and not any(_cannot_compile(self))
+        return self.train.compile
 
     @property
     def sizes(self) -> list[int]:
@@ -81,13 +103,12 @@ class JobSpec(Section):
         return possible_sizes(self.parallelism, self.train.global_batch, self.workers.min, self.workers.max)
 
 
-def _balanced(spec: JobSpec) -> list[int]:
+def _balanced(spec: JobSpec, stages: int) -> list[int]:
     """Layers of each stage by the multiply-adds of a token, of which a lookup in the embedding takes next to none."""
     model, vocab = spec.model, spec.data.vocab_size
     decoder = Decoder.of(model, vocab)
     attention = decoder.query_hidden * spec.data.sequence_length  # scores and weighted values, over the causal half
     layer = decoder.layer_weights + attention
-    stages = spec.parallelism.pipeline * spec.parallelism.virtual_stages
     return balanced(model.layers, stages, first=decoder.hidden / layer, last=decoder.hidden * vocab / layer)
 
 
@@ -135,7 +156,7 @@ def _pipeline_problems(spec: JobSpec) -> Iterator[FieldProblem]:
             f"use at most {spec.model.layers} stages (pipeline x virtual_stages)",
         )
     elif spec.parallelism.stages is not None and sum(spec.parallelism.stages) != spec.model.layers:
-        even = ", ".join(map(str, _balanced(spec)))
+        even = ", ".join(map(str, _balanced(spec, stages)))
         yield FieldProblem(
             "parallelism.stages",
             f"{sum(spec.parallelism.stages)} layers are placed, the model has {spec.model.layers}",
@@ -150,6 +171,13 @@ def _batch_problems(spec: JobSpec) -> Iterator[FieldProblem]:
             "parallelism.micro_batch",
             f"{micro_batch} does not divide train.global_batch ({batch})",
             f"use micro_batch {largest_divisor(batch, micro_batch)}, or a global_batch that {micro_batch} divides",
+        )
+    chunks, share = spec.memory.loss_chunks, spec.data.sequence_length // spec.parallelism.tensor
+    if share % chunks:
+        yield FieldProblem(
+            "memory.loss_chunks",
+            f"{chunks} does not divide the {share} positions of a sequence on a rank",
+            f"use loss_chunks {largest_divisor(share, chunks)}",
         )
     if spec.optimizer.schedule.warmup > spec.train.steps:
         yield FieldProblem(
@@ -169,6 +197,12 @@ def _split_backward_problems(spec: JobSpec) -> Iterator[FieldProblem]:
             f"what mode selective has kept is given out once, and {schedule} goes through each layer twice, for the "
             "gradients of inputs and of weights",
             "use recompute: full, or schedule interleaved, 1f1b or gpipe",
+        )
+    if spec.memory.loss_chunks > 1:
+        yield FieldProblem(
+            "memory.loss_chunks",
+            f"the head is computed with the loss then, whose gradients {schedule} does not take apart",
+            "use loss_chunks: 1, or schedule interleaved, 1f1b or gpipe",
         )
     if spec.train.precision == "float8":
         yield FieldProblem(
@@ -205,6 +239,35 @@ def _precision_problems(spec: JobSpec) -> Iterator[FieldProblem]:
             "train.precision",
             "float8 needs GPUs with products of matrices in it (compute capability 8.9 or newer), workers.gpus is 0",
             "use bf16, or workers with gpus",
+        )
+
+
+def _cannot_compile(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    """Why layers of this job cannot be compiled, and what would have to be otherwise."""
+    schedule = spec.parallelism.schedule
+    if SCHEDULES[schedule].splits_backward:
+        yield (
+            f"{schedule} computes gradients of inputs and of weights apart, and a compiled layer computes them at once",
+            "schedule interleaved, 1f1b or gpipe",
+        )
+    if spec.train.precision == "float8":
+        yield "the products of float8 are not written for the compiler", "train.precision bf16"
+
+
+def _compile_problems(spec: JobSpec) -> Iterator[FieldProblem]:
+    budget = spec.memory.recompute.budget
+    if spec.train.compile is True:
+        for cause, otherwise in _cannot_compile(spec):
+            yield FieldProblem("train.compile", cause, f"use compile: false, or {otherwise}")
+    elif budget is not None:
+        near = "none" if budget >= 0.75 else "full"
+        if near == "full" and budget > 0.25:
+            near = "{every: 2}"
+        yield FieldProblem(
+            "memory.recompute.budget",
+            "what to keep within a budget is chosen by the partitioner of torch.compile, and layers are not sure to be "
+            f"compiled (train.compile is {str(spec.train.compile).lower()})",
+            f"use train.compile: true, or recompute: {near}, which is nearest to {budget:g}, or selective",
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import Field, PositiveFloat, field_validator, model_validator
 
 from rubato.layout import LARGEST_WORLD
 from rubato.pipelines import SCHEDULES, ScheduleName
@@ -79,6 +79,9 @@ class TrainSpec(Section):
         "activations, with fp32 master weights and reductions; float8: bf16 with the products of blocks in 8 bits",
     )
     loss_scale: LossScaleSpec = LossScaleSpec()
+    compile: bool | Literal["auto"] = Field(
+        "auto", description="layers run as compiled programs, which takes a while at first; auto: in runs long enough"
+    )
     clip_norm: PositiveFloat | None = Field(1.0, description="largest global gradient norm; null: no clipping")
 
 
@@ -110,7 +113,7 @@ class RecomputeSpec(Section):
     )
     every: PositiveInt = Field(1, description="one layer in so many is recomputed; alone it means mode full")
     budget: Annotated[float, Field(ge=0.0, le=1.0)] | None = Field(
-        None, description="share of the activations that may be kept; only where layers are compiled"
+        None, description="share of the activations that may be kept, chosen by the compiler; needs train.compile: true"
     )
 
     @model_validator(mode="before")
@@ -124,20 +127,9 @@ class RecomputeSpec(Section):
 
     @model_validator(mode="after")
     def _check_budget(self) -> Self:
-        if self.budget is not None:
-            near = "none" if self.budget >= 0.75 else "full"
-            if near == "full" and self.budget > 0.25:
-                near = "{every: 2}"
-            raise refuse(
-                [
-                    FieldProblem(
-                        "budget",
-                        "what to keep within a budget is chosen by the partitioner of torch.compile, and layers are "
-                        "not compiled",
-                        f"use recompute: {near}, which is nearest to {self.budget:g}, or selective",
-                    )
-                ]
-            )
+        if self.budget is not None and self.mode != "none":
+            cause = f"mode {self.mode} says what is kept, and a budget lets the compiler choose"
+            raise refuse([FieldProblem("budget", cause, "give a mode or a budget")])
         if self.mode == "none" and self.every > 1:
             raise refuse([FieldProblem("every", "no layer is recomputed in mode none", "use mode full or selective")])
         return self
@@ -145,6 +137,11 @@ class RecomputeSpec(Section):
 
 class MemorySpec(Section):
     recompute: RecomputeSpec = RecomputeSpec()
+    loss_chunks: PositiveInt = Field(
+        1,
+        description="parts of a micro-batch whose logits are computed one after the other, and once more in the "
+        "backward pass; for vocabularies so large that the logits fill the memory",
+    )
 
 
 class ParallelismSpec(Section):
@@ -158,6 +155,16 @@ class ParallelismSpec(Section):
         None, description="layers of each stage, first to last; null: balanced by cost, embedding and head counted"
     )
     micro_batch: PositiveInt = Field(1, description="sequences a micro-batch")
+    device_map: Literal["balanced"] | dict[str, NonNegativeInt] | None = Field(
+        None,
+        description="layers on several devices of one worker, without process groups: balanced, or the device of each "
+        "stretch of layers such as {0-3: 0, 4-7: 1}, counted over the worker's GPUs (its CPUs where it has none)",
+    )
+
+    @field_validator("device_map", mode="before")
+    @classmethod
+    def _layers_are_numbers_too(cls, given: Any) -> Any:
+        return {str(layers): device for layers, device in given.items()} if isinstance(given, dict) else given
 
     @model_validator(mode="before")
     @classmethod

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from rubato.layout import Layout
@@ -17,7 +18,7 @@ from tests.engine.forked import in_one_process, run_ranks
 from tests.engine.jobs import tiny_spec, train_at, write_corpus
 from workers.engine.memory.recompute import apply_recompute
 from workers.engine.models.llama import Llama, LlamaConfig
-from workers.engine.parallel.tensor import vocab_share
+from workers.engine.parallel.tensor import NOT_COUNTED, TokenLoss, vocab_share
 
 CONFIG = LlamaConfig(
     hidden_size=64, layers=4, heads=4, kv_heads=4, head_size=16, ffn_size=192, vocab_size=64, sequence_length=128,
@@ -121,12 +122,60 @@ def same(found: list[list[float]], expected: list[list[float]]) -> bool:
     return torch.allclose(torch.tensor(found).double(), torch.tensor(expected).double(), rtol=1e-6, atol=0)
 
 
+def test_the_logits_of_a_chunk_are_all_there_is_of_them() -> None:
+    """Same loss and gradients, and no tensor of the width of the vocabulary has more rows than a chunk."""
+    chunks, batch, vocab = 4, 2, 1000
+
+    def work() -> tuple[list[float], list[float], set[int], set[int]]:
+        torch.set_default_dtype(torch.float64)
+        torch.manual_seed(0)
+        head = torch.nn.Linear(8, vocab)
+        hidden_BSD = torch.randn(batch, 16, 8)
+        targets_BS = torch.randint(vocab, (batch, 16))
+        targets_BS[0, :3] = NOT_COUNTED
+        found = []
+        for loss_of, made_of in (
+            (TokenLoss(32, vocab, None), head),
+            (TokenLoss(32, vocab, None, head, chunks), torch.nn.Identity()),
+        ):
+            hidden = hidden_BSD.clone().requires_grad_()
+            with Rows(vocab) as rows:
+                loss = loss_of(made_of(hidden), targets_BS)
+                loss.backward()
+            gradients = torch.cat([hidden.grad.flatten(), head.weight.grad.flatten()])
+            head.weight.grad = None
+            found.append((float(loss), gradients, rows.seen))
+        (whole, expected, all_rows), (chunked, gradients, chunk_rows) = found
+        return [whole, float(expected.norm())], [chunked, float((gradients - expected).norm())], all_rows, chunk_rows
+
+    (whole, norm), (chunked, difference), all_rows, chunk_rows = in_one_process(work)
+    assert chunked == pytest.approx(whole, rel=1e-12)
+    assert difference < 1e-12 * norm
+    assert max(all_rows) == batch * 16
+    assert max(chunk_rows) == batch * 16 // chunks
+
+
+class Rows(TorchDispatchMode):
+    """The numbers of rows of all matrices of one width that are made."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self._width = width
+        self.seen: set[int] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and made.ndim > 1 and made.shape[-1] == self._width:
+            self.seen.add(made.numel() // self._width)
+        return made
+
+
 def test_recomputation_with_tensor_and_pipeline_parallelism(corpus: Path, tmp_path: Path) -> None:
     reference = in_one_process(lambda: curve(Layout(1, 1, 1), {}, corpus, tmp_path / "one"))
     cases: list[tuple[Layout, dict[str, Any]]] = [
         (Layout(1, 1, 2), {"memory": {"recompute": {"every": 2}}}),
-        (Layout(1, 1, 2), {"memory": {"recompute": "selective"}}),
-        (Layout(1, 2, 1), {"memory": {"recompute": "selective"}}),
+        (Layout(1, 1, 2), {"memory": {"recompute": "selective", "loss_chunks": 4}}),
+        (Layout(1, 2, 1), {"memory": {"recompute": "selective", "loss_chunks": 2}}),
         (Layout(1, 2, 1), {"memory": {"recompute": "full"}, "parallelism": {"schedule": "dualpipev"}}),
     ]
     by_rank = run_ranks(

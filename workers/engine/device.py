@@ -24,6 +24,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rubato.problems import RubatoError
+
 # A store cannot be waited for and interrupted at once, so it is asked again and again.
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02
 
@@ -48,6 +50,30 @@ class Device:
     def backend(self) -> str:
         """The name torch.distributed knows the backend by."""
         return "nccl" if self.type == "cuda" else "gloo"
+
+    def place(self, number: int) -> Device:
+        """One of several devices of this worker, counted from this one.
+
+        On the CPU all are one device, but what is received there is in memory of its own, as it is on a GPU.
+
+        Raises:
+            RubatoError: there are not so many.
+        """
+        if self.type == "cpu":
+            return self
+        index = (self.torch_device.index or 0) + number
+        if index >= torch.cuda.device_count():
+            raise RubatoError(
+                f"parallelism.device_map names device {number}, this worker sees {torch.cuda.device_count()} GPUs",
+                fix="place the layers on fewer devices, or give the worker more GPUs",
+                code="too_few_devices",
+                status=422,
+            )
+        return Device(torch.device("cuda", index))
+
+    def receive(self, tensor: Tensor) -> Tensor:
+        """A tensor from another place, here; its gradient goes back to where it came from."""
+        return tensor.to(self.torch_device, non_blocking=True, copy=True)
 
     def synchronize(self) -> None:
         """Returns when all that was queued on the device is done."""

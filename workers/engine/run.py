@@ -27,6 +27,7 @@ class RunDirectory:
         corpus/          the tokens, the same for all workers and attempts
         checkpoints/     step-00000100/, ...
         logs/            attempt-N/...
+        compiled/        programs of compiled layers, a folder for each kind of machine
     """
 
     def __init__(self, root: Path | str) -> None:
@@ -38,6 +39,7 @@ class RunDirectory:
         self.corpus = self.root / "corpus"
         self.checkpoints = self.root / "checkpoints"
         self.logs = self.root / "logs"
+        self.compiled = self.root / "compiled"
 
     @classmethod
     def create(cls, root: Path | str) -> RunDirectory:

@@ -23,6 +23,7 @@ from torch import Tensor
 from rubato.layout import fewest_micro_batches, sample_range
 from rubato.spec import JobSpec
 from workers.engine.checkpoint import CheckpointStore
+from workers.engine.compiled import CompileReport, keep_in
 from workers.engine.data import Sampler, open_corpus
 from workers.engine.hooks import Checkpoint, Hook, Record, Report, Session, Validation, busy, due
 from workers.engine.membership import Generation, Membership, Standing
@@ -108,20 +109,18 @@ class Worker:
         self.device = mesh.device.torch_device
         self.nominal_tokens = spec.train.global_batch * spec.data.sequence_length
         self.sampler = Sampler(spec, open_corpus(spec, run.corpus))
+        keep_in(run.compiled)
         self.share = ModelShare(spec, mesh)
         self.state = TrainingState(self.share.parameters, spec.optimizer, LossScale(spec.train))
         self.buckets = GradientBuckets(self.state.leaves, spec.communication.bucket_mb)
-        self.checkpoints = CheckpointStore(
-            run.checkpoints,
-            keep_last=spec.checkpoint.keep_last,
-            fence=fence,
-            report=self.tell,
-        )
+        keep_last = spec.checkpoint.keep_last
+        self.checkpoints = CheckpointStore(run.checkpoints, keep_last=keep_last, fence=fence, report=self.tell)
         self.checkpoint = Checkpoint(spec, membership, mesh, self.checkpoints, self.state)
         self.report = Report(spec, membership, mesh)
         self.hooks: list[Hook] = [
             Validation(spec, membership, self.sampler, mesh),
             self.report,
+            CompileReport(self.share.compilation, mesh, self.tell),
             self.checkpoint,
         ]
         self.prepared: dict[str, float] | None = None

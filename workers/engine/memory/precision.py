@@ -58,9 +58,10 @@ def cast_parameters(part: nn.Module, precision: Precision) -> None:
 def apply_precision(part: nn.Module, precision: Precision, device: Device) -> None:
     """Makes a part run in a format.
 
-    The context is around the forward pass alone: a backward pass follows the formats of its forward pass, and the loss
-    casts the logits back. Norms are taken out of it: their statistics are of fp32, and so is what they return where
-    parameters are; attention takes its softmax in fp32 inside its kernel.
+    The context is around the forward pass alone (and around the head, which may be called apart): a backward pass
+    follows the formats of its forward pass, and the loss casts the logits back. Norms are taken out of it: their
+    statistics are of fp32, and so is what they return where parameters are; attention takes its softmax in fp32 inside
+    its kernel.
     """
     precision.apply(part, device)
     if precision.parameters is not None:
@@ -70,7 +71,9 @@ def apply_precision(part: nn.Module, precision: Precision, device: Device) -> No
         for module in part.modules():
             if isinstance(module, nn.RMSNorm | nn.LayerNorm):
                 module.forward = partial(_in_format_of_weight, module, module.forward, device.type)
-        part.forward = torch.autocast(device.type, dtype=precision.autocast)(part.forward)
+        for name in ("forward", "head"):
+            method = getattr(part, name)
+            setattr(part, name, torch.autocast(device.type, dtype=precision.autocast)(method))
 
 
 def _in_format_of_weight(

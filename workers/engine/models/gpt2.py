@@ -112,6 +112,9 @@ class GPT2(nn.Module):
     The first part takes token ids (B, S) and embeds them with their positions, the others take hidden states
     (B, S, D); the last part returns logits (B, S, V), the others hidden states. Layers are keyed by their number in the
     whole model, so a parameter has one name in every layout.
+
+    Attributes:
+        headless: leaves the logits of the last part to whoever calls `head` on what `forward` returns.
     """
 
     def __init__(
@@ -119,6 +122,7 @@ class GPT2(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
+        self.headless = False
         held = range(config.layers) if layers is None else layers
         self.tok_embeddings = nn.Embedding(config.vocab_size, config.hidden_size) if first else None
         self.positions = nn.Embedding(config.positions, config.hidden_size) if first else None
@@ -139,9 +143,13 @@ class GPT2(nn.Module):
             hidden_BSD = self.tok_embeddings(hidden_BSD) + self.positions(places_1S)
         for layer in self.layers.values():
             hidden_BSD = layer(hidden_BSD)
-        if self.norm is not None and self.output is not None:
-            return self.output(self.norm(hidden_BSD))
-        return hidden_BSD
+        return hidden_BSD if self.output is None or self.headless else self.head(hidden_BSD)
+
+    def head(self, hidden_BSD: Tensor) -> Tensor:
+        """Logits of some positions."""
+        assert self.norm is not None
+        assert self.output is not None
+        return self.output(self.norm(hidden_BSD))
 
 
 def initial_value(name: str, shape: torch.Size, config: GPT2Config, generator: torch.Generator) -> Tensor:

@@ -148,6 +148,9 @@ class Llama(nn.Module):
     The first part takes token ids (B, S) and embeds them, the others take hidden states (B, S, D); the last part
     returns logits (B, S, V), the others hidden states. Layers are keyed by their number in the whole model, so a
     parameter has one name in every layout.
+
+    Attributes:
+        headless: leaves the logits of the last part to whoever calls `head` on what `forward` returns.
     """
 
     attention: ClassVar[Callable[[Any], Attention]] = Attention
@@ -157,6 +160,7 @@ class Llama(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
+        self.headless = False
         held = range(config.layers) if layers is None else layers
         self.tok_embeddings = nn.Embedding(config.vocab_size, config.hidden_size) if first else None
         self.layers = nn.ModuleDict({str(number): Block(config, type(self).attention(config)) for number in held})
@@ -178,9 +182,13 @@ class Llama(nn.Module):
         cos_SE, sin_SE = rotations(config.sequence_length, frequency_E)
         for layer in self.layers.values():
             hidden_BSD = layer(hidden_BSD, cos_SE, sin_SE)
-        if self.norm is not None and self.output is not None:
-            return self.output(self.norm(hidden_BSD))
-        return hidden_BSD
+        return hidden_BSD if self.output is None or self.headless else self.head(hidden_BSD)
+
+    def head(self, hidden_BSD: Tensor) -> Tensor:
+        """Logits of some positions."""
+        assert self.norm is not None
+        assert self.output is not None
+        return self.output(self.norm(hidden_BSD))
 
 
 def initial_value(name: str, shape: torch.Size, config: LlamaConfig, generator: torch.Generator) -> Tensor:

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from rubato.spec import JobSpec
+from workers.engine.compiled import Compilation
 from workers.engine.memory.precision import PRECISIONS, apply_precision, cast_parameters
 from workers.engine.memory.recompute import apply_recompute
 from workers.engine.mesh import ReplicaMesh
 from workers.engine.models import FAMILIES
 from workers.engine.parallel.pipeline import Boundary, ManyStages, OneStage, Runner, stretches
+from workers.engine.parallel.placement import Placement
 from workers.engine.parallel.tensor import (
     TokenLoss,
     is_replicated,
@@ -30,6 +32,7 @@ class ModelShare:
     Attributes:
         parameters: by global name, the same in every layout; DTensors where a tensor axis splits the model.
         counted: for each of them, whether its gradient counts here in a norm over the replica.
+        compilation: whether the layers are compiled.
     """
 
     def __init__(self, spec: JobSpec, mesh: ReplicaMesh) -> None:
@@ -39,11 +42,14 @@ class ModelShare:
         self._precision = PRECISIONS[spec.train.precision]
         self._config = self._family.configure(spec)
         self._axis = mesh.axes["tensor"] if mesh.axes is not None and mesh.tensor.size > 1 else None
+        self.compilation = Compilation.of(spec, mesh)
         self._held = stretches(spec, mesh.pipeline.index)
         self._parts = [self._build(stretch.layers, stretch.first, stretch.last) for stretch in self._held]
         self._tie_parts()
         nominal = spec.train.global_batch * spec.data.sequence_length
-        self._loss = TokenLoss(nominal, spec.data.vocab_size, self._axis)
+        chunks, last = spec.memory.loss_chunks, self._parts[-1]
+        head = last.head if chunks > 1 and last.output is not None else None
+        self._loss = TokenLoss(nominal, spec.data.vocab_size, self._axis, head, chunks)
         self.parameters: dict[str, nn.Parameter] = dict(self._named())
         self._tied = TiedGradient.of(mesh.pipeline, self._held, list(self.parameters), tied=spec.model.tie_embeddings)
         self.counted = [
@@ -59,10 +65,15 @@ class ModelShare:
         cast_parameters(part, self._precision)
         if self._axis is not None:
             split_over_tensor_axis(part, self._family.tensor_plan(part, self._axis.size()), self._axis)
-        part.to_empty(device=self._mesh.device.torch_device)
+        if self._spec.parallelism.device_map is None:
+            part.to_empty(device=self._mesh.device.torch_device)
+        else:
+            Placement(self._spec, self._mesh.device).put(part)
         part.tie_weights()
+        part.headless = self._spec.memory.loss_chunks > 1
         apply_recompute(part.layers, self._spec.memory.recompute)
         apply_precision(part, self._precision, self._mesh.device)
+        self.compilation.apply(part.layers)
         return part
 
     def _tie_parts(self) -> None:
@@ -108,8 +119,10 @@ class ModelShare:
         hidden_shape = (batch, length // tensor.size, self._spec.model.hidden_size)
         logits_shape = (batch, length, vocab_share(self._spec.data.vocab_size, tensor.size, tensor.index))
         # What has no gradient here gets none sent back.
+        between = torch.empty(hidden_shape, dtype=hidden, device="meta", requires_grad=True)
+        logits = torch.empty(logits_shape, dtype=self._precision.logits, device="meta", requires_grad=True)
         return Boundary(
             tokens=torch.empty(batch, length, dtype=torch.int64, device="meta"),
-            hidden=torch.empty(hidden_shape, dtype=hidden, device="meta", requires_grad=True),
-            logits=torch.empty(logits_shape, dtype=self._precision.logits, device="meta", requires_grad=True),
+            hidden=between,
+            output=between if self._spec.memory.loss_chunks > 1 else logits,
         )

@@ -159,12 +159,13 @@ class GradientBuckets:
 
 
 def split_into_buckets(tensors: Sequence[Tensor], bucket_mb: float) -> list[list[Tensor]]:
-    """Neighbours of one dtype together, up to ``bucket_mb`` MB a bucket."""
+    """Neighbours of one dtype and device together, up to ``bucket_mb`` MB a bucket."""
     buckets: list[list[Tensor]] = []
     room = 0.0
     for tensor in tensors:
         size = tensor.numel() * tensor.element_size()
-        if not buckets or size > room or tensor.dtype != buckets[-1][0].dtype:
+        last = buckets[-1][0] if buckets else None
+        if last is None or size > room or (tensor.dtype, tensor.device) != (last.dtype, last.device):
             buckets.append([])
             room = bucket_mb * MB
         buckets[-1].append(tensor)

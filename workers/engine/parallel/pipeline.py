@@ -70,9 +70,9 @@ class OneStage:
         with self._loss.scaled(scale):
             return self._run(tokens_BS, targets_BS, lambda loss: loss.backward()) / scale
 
-    @torch.no_grad()
     def evaluate(self, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
-        return self._run(tokens_BS, targets_BS, lambda loss: None)
+        with self._loss.forward_only():
+            return self._run(tokens_BS, targets_BS, lambda loss: None)
 
     def _run(self, tokens_BS: Tensor, targets_BS: Tensor, then: Callable[[Tensor], None]) -> Tensor:
         total = torch.zeros((), dtype=torch.float64, device=tokens_BS.device)
@@ -81,7 +81,7 @@ class OneStage:
             for tokens, targets in batches:
                 loss = self._loss(self._part(tokens), targets)
                 then(loss)
-                total += loss.detach()
+                total += loss.detach().to(total.device)
         return total
 
 
@@ -113,11 +113,11 @@ class ManyStages:
         with self._loss.scaled(scale):
             return self._run(self._training.step, tokens_BS, targets_BS) / scale
 
-    @torch.no_grad()
     def evaluate(self, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
         # Stages of their own: those that train would be set up anew at each change.
         self._evaluation = self._evaluation or _forward_only(self._make())
-        return self._run(self._evaluation.eval, tokens_BS, targets_BS)
+        with self._loss.forward_only():
+            return self._run(self._evaluation.eval, tokens_BS, targets_BS)
 
     def _run(self, step: Callable[..., object], tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
         losses: list[Tensor] = []
@@ -136,11 +136,11 @@ class ManyStages:
 
 @dataclass(frozen=True)
 class Boundary:
-    """What stages exchange, on the meta device: token ids in, hidden states between, logits out."""
+    """What stages exchange, on the meta device: token ids in, hidden states between, what the loss is made of out."""
 
     tokens: Tensor
     hidden: Tensor
-    logits: Tensor
+    output: Tensor
 
 
 def _schedule(
@@ -162,7 +162,7 @@ def _schedule(
             shape.pipeline * shape.virtual_stages,
             mesh.device.torch_device,
             input_args=boundary.tokens if stretch.first else boundary.hidden,
-            output_args=boundary.logits if stretch.last else boundary.hidden,
+            output_args=boundary.output if stretch.last else boundary.hidden,
             group=mesh.pipeline.group,
         )
         for part, stretch in zip(parts, held, strict=True)

@@ -6,7 +6,7 @@ this rank's shard of the logits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle, loss_parallel, parallelize_module
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 NOT_COUNTED = -100
 
@@ -117,15 +118,45 @@ class TokenLoss:
         vocab_size: of the whole vocabulary.
         axis: the tensor axis the vocabulary is split over; None: it is whole. Shares that are smaller than the first
             are filled up with logits that no token has, so that all are of one size.
+        head: makes logits of hidden states, which the model returns then; None: the model returns logits.
+        chunks: parts of the sequence whose logits are there at a time. They are computed once more in the backward
+            pass, so a vocabulary of any size needs the memory of one part.
     """
 
-    def __init__(self, nominal: int, vocab_size: int, axis: DeviceMesh | None) -> None:
+    def __init__(
+        self,
+        nominal: int,
+        vocab_size: int,
+        axis: DeviceMesh | None,
+        head: Callable[[Tensor], Tensor] | None = None,
+        chunks: int = 1,
+    ) -> None:
         self._nominal = nominal
         self._axis = axis
         self._share = vocab_share(vocab_size, axis.size(), 0) if axis is not None else vocab_size
+        self._head = head
+        self._chunks = chunks
         self._scale = 1.0
 
-    def __call__(self, logits_BSV: Tensor, targets_BS: Tensor) -> Tensor:
+    def __call__(self, outputs: Tensor, targets_BS: Tensor) -> Tensor:
+        """The loss of one micro-batch, from its logits (B, S, V), or from this rank's hidden states (B, S, D)."""
+        targets_BS = targets_BS.to(outputs.device)  # which is another one where layers are placed by hand
+        if self._head is None:
+            return self._of_logits(outputs, targets_BS)
+        # Each rank of the tensor axis has a stretch of the sequence; a chunk is a part of each of them.
+        ranks = 1 if self._axis is None else self._axis.size()
+        targets = targets_BS.unflatten(1, (ranks, -1)).chunk(self._chunks, dim=2)
+        losses = [
+            checkpoint(self._of_hidden, hidden, part.flatten(1, 2), use_reentrant=False, preserve_rng_state=False)
+            for hidden, part in zip(outputs.chunk(self._chunks, dim=1), targets, strict=True)
+        ]
+        return torch.stack(losses).sum()
+
+    def _of_hidden(self, hidden_BCD: Tensor, targets_BC: Tensor) -> Tensor:
+        assert self._head is not None
+        return self._of_logits(self._head(hidden_BCD), targets_BC)
+
+    def _of_logits(self, logits_BSV: Tensor, targets_BS: Tensor) -> Tensor:
         if logits_BSV.dtype in (torch.bfloat16, torch.float16):
             logits_BSV = logits_BSV.float()
         if self._axis is not None:
@@ -155,3 +186,10 @@ class TokenLoss:
         else:
             with loss_parallel():
                 yield
+
+    @contextmanager
+    def forward_only(self) -> Iterator[None]:
+        """To be entered around a forward pass that no backward pass follows."""
+        # Under inference_mode DTensor is not asked how to split what it knows only in parts, such as cross-entropy.
+        with torch.inference_mode() if self._axis is None else torch.no_grad():
+            yield

@@ -13,6 +13,7 @@ from service.jobs.files import JobFiles
 from service.jobs.service import JobService
 from service.operations.service import OperationService
 from service.plane import ControlPlane
+from service.plans.service import PlanService
 from service.wakeups import Wakeups
 
 
@@ -48,6 +49,10 @@ def _cluster(plane: PlaneDep) -> ClusterService:
     return plane.cluster
 
 
+def _plans(plane: PlaneDep) -> PlanService:
+    return plane.plans
+
+
 def _wakeups(plane: PlaneDep) -> Wakeups:
     return plane.wakeups
 
@@ -58,6 +63,7 @@ EventsDep = Annotated[EventService, Depends(_events)]
 OperationsDep = Annotated[OperationService, Depends(_operations)]
 AttemptsDep = Annotated[AttemptService, Depends(_attempts)]
 ClusterDep = Annotated[ClusterService, Depends(_cluster)]
+PlansDep = Annotated[PlanService, Depends(_plans)]
 WakeupsDep = Annotated[Wakeups, Depends(_wakeups)]
 
 Limit = Annotated[int, Query(ge=1, le=10_000, description="the most items to return")]

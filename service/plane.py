@@ -21,6 +21,7 @@ from service.jobs import repository as jobs
 from service.jobs.files import JobFiles
 from service.jobs.service import JobService
 from service.operations.service import OperationService
+from service.plans.service import PlanService
 from service.queue.admission import Admission
 from service.settings import Settings
 from service.supervisor.loop import Supervisor
@@ -37,6 +38,7 @@ class ControlPlane:
     wakeups: Wakeups
     cluster: ClusterService
     jobs: JobService
+    plans: PlanService
     files: JobFiles
     events: EventService
     operations: OperationService
@@ -79,7 +81,8 @@ async def open_control_plane(
 
         wakeups = Wakeups(revisions, settings.database_poll)
         cluster = ClusterService(settings, ray)
-        job_service = JobService(settings, database, wakeups, clock)
+        plans = PlanService(cluster)
+        job_service = JobService(settings, database, wakeups, clock, plans)
         attempts = AttemptService(settings, database, wakeups, clock)
         admission = Admission(database, wakeups, clock)
         supervisor = Supervisor(settings, database, wakeups, ray, cluster, admission, clock)
@@ -90,6 +93,7 @@ async def open_control_plane(
             wakeups=wakeups,
             cluster=cluster,
             jobs=job_service,
+            plans=plans,
             files=JobFiles(database, job_service),
             events=EventService(database, job_service),
             operations=OperationService(database),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -24,6 +24,7 @@ from rubato.client.connection import (
     through_proxies,
 )
 from rubato.client.sse import END, Decoder, ServerSentEvent
+from rubato.plans import Plan
 from rubato.resources import Checkpoint, Cluster, Event, Job, LogSource, Metric, Operation, OperationState, Page
 from rubato.spec import JobSpec
 from rubato.states import JobState
@@ -57,6 +58,17 @@ class AsyncClient:
 
     async def submit(self, spec: JobSpec | Mapping[str, Any], *, idempotency_key: str | None = None) -> Job:
         return await self._send(calls.submit(spec, idempotency_key or calls.new_idempotency_key()))
+
+    async def plan(
+        self,
+        spec: JobSpec | Mapping[str, Any],
+        *,
+        cluster: str | None = None,
+        sizes: Sequence[int] | None = None,
+        price: float | None = None,
+    ) -> Plan:
+        """What a spec would come to, on the cluster or on one named like h100:64; ``price`` is a worker's an hour."""
+        return await self._send(calls.plan(spec, cluster, sizes, price))
 
     async def jobs(
         self,

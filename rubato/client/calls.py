@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Any, Generic, TypeVar
@@ -12,9 +12,10 @@ from urllib.parse import quote
 import httpx
 from pydantic import TypeAdapter, ValidationError
 
+from rubato.plans import Plan, PlanRequest
 from rubato.problems import FieldProblem, RubatoError
 from rubato.resources import CancelRequest, Checkpoint, Cluster, Event, Job, LogSource, Metric, Operation, Page, Problem
-from rubato.spec import JobSpec
+from rubato.spec import JobSpec, as_given
 from rubato.states import JobState
 
 Reply = TypeVar("Reply")
@@ -75,8 +76,16 @@ def new_idempotency_key() -> str:
 
 def submit(spec: JobSpec | Mapping[str, Any], key: str) -> Call[Job]:
     """A spec that is not checked yet is checked by the control plane."""
-    body = spec.model_dump(mode="json") if isinstance(spec, JobSpec) else dict(spec)
+    body = as_given(spec) if isinstance(spec, JobSpec) else dict(spec)
     return Call("POST", "/v1/jobs", _reader(Job), body=body, headers={"Idempotency-Key": key})
+
+
+def plan(
+    spec: JobSpec | Mapping[str, Any], cluster: str | None, sizes: Sequence[int] | None, price: float | None
+) -> Call[Plan]:
+    given = as_given(spec) if isinstance(spec, JobSpec) else dict(spec)
+    request = PlanRequest(spec=given, cluster=cluster, sizes=None if sizes is None else list(sizes), price=price)
+    return Call("POST", "/v1/plans", _reader(Plan), body=request.model_dump(mode="json"))
 
 
 def jobs(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -23,6 +23,7 @@ from rubato.client.connection import (
     through_proxies,
 )
 from rubato.client.sse import END, Decoder, ServerSentEvent
+from rubato.plans import Plan
 from rubato.resources import Checkpoint, Cluster, Event, Job, LogSource, Metric, Operation, OperationState, Page
 from rubato.spec import JobSpec
 from rubato.states import JobState
@@ -63,6 +64,17 @@ class Client:
     def submit(self, spec: JobSpec | Mapping[str, Any], *, idempotency_key: str | None = None) -> Job:
         """Hands a job in. All submissions with one key are one job, however often they are repeated."""
         return self._send(calls.submit(spec, idempotency_key or calls.new_idempotency_key()))
+
+    def plan(
+        self,
+        spec: JobSpec | Mapping[str, Any],
+        *,
+        cluster: str | None = None,
+        sizes: Sequence[int] | None = None,
+        price: float | None = None,
+    ) -> Plan:
+        """What a spec would come to, on the cluster or on one named like h100:64; ``price`` is a worker's an hour."""
+        return self._send(calls.plan(spec, cluster, sizes, price))
 
     def jobs(
         self,

@@ -3,6 +3,7 @@
 from rubato.spec.job import JobSpec
 from rubato.spec.load import load_spec, parse_spec, read_spec
 from rubato.spec.model import ModelSpec, RopeScalingSpec
+from rubato.spec.planned import as_given, is_planned
 from rubato.spec.presets import PRESETS, Preset
 from rubato.spec.sections import (
     CheckpointSpec,
@@ -42,6 +43,8 @@ __all__ = [
     "TrainSpec",
     "ValidationSpec",
     "WorkersSpec",
+    "as_given",
+    "is_planned",
     "load_spec",
     "parse_spec",
     "read_spec",

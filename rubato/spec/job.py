@@ -49,7 +49,9 @@ class JobSpec(Section):
     train: TrainSpec
     optimizer: OptimizerSpec = OptimizerSpec()
     memory: MemorySpec = MemorySpec()
-    parallelism: ParallelismSpec = ParallelismSpec()
+    parallelism: ParallelismSpec = Field(
+        ParallelismSpec(), description="left out: planned, for the cluster and the numbers of workers of this job"
+    )
     communication: CommunicationSpec = CommunicationSpec()
     workers: WorkersSpec
     checkpoint: CheckpointSpec = CheckpointSpec()
@@ -68,7 +70,8 @@ class JobSpec(Section):
             device_map_problems,
         )
         problems = [problem for check in checks for problem in check(self)]
-        problems = problems or [*_size_problems(self)]  # sizes of a replica that cannot exist mean nothing
+        if not problems and "parallelism" in self.model_fields_set:  # else the planner finds sizes for it
+            problems = [*_size_problems(self)]
         if problems:
             raise refuse(problems)
         return self
@@ -99,7 +102,7 @@ class JobSpec(Section):
 
     @property
     def sizes(self) -> list[int]:
-        """Worker counts this job can run at, ascending; never empty."""
+        """Worker counts this job can run at, ascending; never empty where ``parallelism`` was given."""
         return possible_sizes(self.parallelism, self.train.global_batch, self.workers.min, self.workers.max)
 
 

@@ -19,6 +19,8 @@ from service.cluster.ray import RayJob, RayJobState, RayRefused, RayUnreachable,
 
 Model = TypeVar("Model", bound=BaseModel)
 
+_KIND = "accelerator_type:"  # how the name of a resource begins that stands for a kind of GPU
+
 
 class _Version(BaseModel):
     ray_version: str
@@ -135,6 +137,7 @@ def _view(node: _Node, usage: dict[str, dict[str, float]]) -> NodeView:
     alive = node.state == "ALIVE"
     cpus, gpus = (node.resources_total.get(kind, 0.0) if alive else 0.0 for kind in ("CPU", "GPU"))
     used = usage.get(node.node_id, {})
+    kinds = (name.removeprefix(_KIND) for name in node.resources_total if name.startswith(_KIND))
     return NodeView(
         id=node.node_id,
         ip=node.node_ip,
@@ -143,6 +146,8 @@ def _view(node: _Node, usage: dict[str, dict[str, float]]) -> NodeView:
         gpus=gpus,
         cpus_free=max(0.0, cpus - used.get("CPU", 0.0)),
         gpus_free=max(0.0, gpus - used.get("GPU", 0.0)),
+        accelerator=next(kinds, None),
+        memory_bytes=node.resources_total.get("memory"),
     )
 
 

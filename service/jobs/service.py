@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import secrets
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from rubato.layout import nearest_sizes
 from rubato.problems import FieldProblem, RubatoError
 from rubato.resources import Job, Metric, Operation, OperationState, Page, Restarts
-from rubato.spec import JobSpec, stored_spec
+from rubato.spec import JobSpec, as_given, stored_spec
 from rubato.states import JobState
 from service import cursors
 from service.attempts import repository as attempts
@@ -30,6 +31,7 @@ from service.jobs.repository import JobFilter
 from service.jobs.view import view
 from service.operations import lifecycle as operations
 from service.operations import repository as operation_queries
+from service.plans.service import PlanService
 from service.problems import not_found
 from service.settings import Settings
 from service.wakeups import Wakeups
@@ -44,7 +46,10 @@ _HAS_ATTEMPT = frozenset({JobState.STARTING, JobState.RUNNING, JobState.RESIZING
 class JobService:
     """Jobs, as their users see them. Safe to call from any number of requests and control planes at once."""
 
-    def __init__(self, settings: Settings, database: Database, wakeups: Wakeups, clock: Clock) -> None:
+    def __init__(
+        self, settings: Settings, database: Database, wakeups: Wakeups, clock: Clock, plans: PlanService
+    ) -> None:
+        self._plans = plans
         self._settings = settings
         self._database = database
         self._wakeups = wakeups
@@ -54,14 +59,17 @@ class JobService:
     async def submit(self, spec: JobSpec, idempotency_key: str | None) -> tuple[Job, bool]:
         """Queues a job; the same key and spec again give the same job, and True.
 
+        A spec that leaves its layout out is given one, which the job then keeps.
+
         Raises:
-            RubatoError: the key belongs to another spec (409), the corpus is not there (422), or the run directory
-                cannot be written (503). Nothing is left behind.
+            RubatoError: the key belongs to another spec (409), the corpus is not there or no layout fits the workers
+                (422), or the run directory cannot be written (503). Nothing is left behind.
         """
-        digest = hashlib.sha256(spec.model_dump_json().encode()).hexdigest()
+        digest = hashlib.sha256(json.dumps(as_given(spec)).encode()).hexdigest()
         if idempotency_key is not None and (earlier := await self._replay(idempotency_key, digest)):
             return earlier, True
         await check_corpus(spec.data.train, self._settings.ray_dashboard)
+        spec = await self._plans.prepare(spec)
         job_id = f"job-{secrets.token_hex(5)}"
         run_dir = await asyncio.to_thread(run_directory.make, self._settings.runs, job_id, spec, self._owner)
         try:

@@ -30,7 +30,7 @@ class Space:
 def tensor_degrees(work: Work, space: Space, node_size: int) -> list[int]:
     """Degrees that divide what they split, in powers of two, and stay in a node."""
     model = work.model
-    splits = gcd(model.heads, model.kv_heads, model.ffn, model.vocab, work.sequence)
+    splits = gcd(model.heads, model.kv_heads, model.ffn, model.positions, work.sequence)
     most = min(space.most_tensor or node_size, node_size)
     return [degree for degree in (2**power for power in range(10)) if degree <= most and splits % degree == 0]
 

@@ -1,0 +1,1 @@
+"""Plans: what a job would come to before it runs."""

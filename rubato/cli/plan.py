@@ -120,7 +120,8 @@ def remarks(plan: Plan) -> Iterator[str]:
             yield f"{size.workers} workers: {size.reason}"
         elif size.fastest is not None and size.fastest.tokens_per_s > 1.03 * size.chosen.tokens_per_s:
             gain = size.fastest.tokens_per_s / size.chosen.tokens_per_s - 1
-            yield f"{size.workers} workers alone would be {gain:.0%} faster at {layout(size.fastest.layout)}"
+            other = f"{layout(size.fastest.layout)}, micro-batch {size.fastest.layout.micro_batch}"
+            yield f"{size.workers} workers: {gain:.0%} faster at {other}, which other sizes would not be"
     last = plan.sizes[-1]
     for miss in last.refused:
         yield f"{last.workers} workers at {layout(miss.layout)}, recompute {miss.layout.recompute}: {miss.reason}"

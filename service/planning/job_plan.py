@@ -155,11 +155,14 @@ class JobPlanner:
         if best:
             fix = f"use workers.min {min(best)}"
             return FieldProblem("workers.min", f"no layout fits at {low} workers", fix)
-        near = self.misses(high, 1)
         cause = f"no layout fits at {low} workers" if low == high else f"no layout fits at {low} to {high} workers"
-        if near:
-            smallest = _difference_of(near[0].layout)
-            cause += f": with {smallest} {_needs(near[0])}"
+        search = self.search(high)
+        smallest = min(search.every(high), key=lambda layout: search.memory.peak(layout).needed, default=None)
+        near = refuse(search, smallest) if smallest is not None else None
+        if near is not None:
+            shape = near.layout
+            said = f"tensor {shape.tensor}, pipeline {shape.pipeline}, recompute {shape.recompute}"
+            cause += f": even with {said} {_needs(near)}"
         return FieldProblem("workers", cause, self._elsewhere(high))
 
     def _elsewhere(self, workers: int) -> str:
@@ -197,10 +200,6 @@ def resolve(spec: JobSpec, fleet: Fleet) -> JobSpec:
 def _needs(refusal: Refusal) -> str:
     stage = f"stage {refusal.stage}" if refusal.layout.pipeline > 1 else "a worker"
     return f"{stage} needs {_gib(refusal.needed_bytes)} of {_gib(refusal.limit_bytes)} usable"
-
-
-def _difference_of(layout: Layout) -> str:
-    return f"tensor {layout.tensor}, pipeline {layout.pipeline}, recompute {layout.recompute}"
 
 
 def _gib(amount: float) -> str:

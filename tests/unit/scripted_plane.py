@@ -50,6 +50,34 @@ def job(**changes: Any) -> dict[str, Any]:
     }
 
 
+def a_plan() -> dict[str, Any]:
+    """A plan of two sizes, of which the second does not fit."""
+    layout = {"data": 2, "pipeline": 2, "tensor": 2, "zero": 0, "micro_batch": 1, "accumulation": 16}
+    gib = 2**30
+    chosen = {
+        "layout": {**layout, "schedule": "1f1b", "virtual_stages": 1, "recompute": "full"},
+        "memory": {"needed": 40 * gib, "usable": 71.2 * gib, "parameters": 10 * gib, "gradients": 10 * gib}
+        | {"optimizer": 10 * gib, "activations": 5 * gib, "transient": 3 * gib, "context": 2 * gib},
+        "step_s": 1.0,
+        "tokens_per_s": 1000.0,
+        "tokens_per_s_range": [900.0, 1100.0],
+        "mfu": 0.41,
+        "finish_s": 10_000.0,
+        "cost": 44.44,
+    }
+    return {
+        "cluster": "16 x h100-80gb",
+        "calibrated": False,
+        "planned": True,
+        "spec": SPEC,
+        "sizes": [
+            {"workers": 8, "chosen": chosen, "fastest": chosen, "refused": []},
+            {"workers": 16, "chosen": None, "reason": "stage 0 needs too much", "fastest": None, "refused": []},
+        ],
+        "not_covered": [],
+    }
+
+
 def event(number: int, kind: str = "generation.formed", message: str = "two replicas") -> dict[str, Any]:
     return {"id": number, "at": AT, "kind": kind, "message": message, "actor": "driver", "data": {}}
 

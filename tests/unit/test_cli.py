@@ -14,6 +14,7 @@ import pytest
 from scripted_plane import (
     SPEC,
     ControlPlane,
+    a_plan,
     event,
     event_stream,
     job,
@@ -24,7 +25,7 @@ from scripted_plane import (
     stream,
 )
 
-from rubato.cli import app, follow, jobs, watch
+from rubato.cli import app, follow, jobs, plan, watch
 from rubato.client import AsyncClient, Client
 from rubato.problems import RubatoError
 
@@ -39,6 +40,7 @@ def plane() -> ControlPlane:
     return ControlPlane(
         {
             "POST /v1/jobs": [httpx.Response(201, json=job(state="QUEUED"))],
+            "POST /v1/plans": [httpx.Response(200, json=a_plan())],
             "GET /v1/jobs": [httpx.Response(200, json=page)],
             "GET /v1/jobs/demo": [httpx.Response(200, json=job())],
             "GET /v1/jobs/j1": [httpx.Response(200, json=job()), httpx.Response(200, json=over)],
@@ -70,7 +72,7 @@ def run(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> Run:
     def async_client(url: str | None = None) -> AsyncClient:
         return plane.async_client()
 
-    for module in (jobs, follow):
+    for module in (jobs, follow, plan):
         monkeypatch.setattr(module, "Client", client)
     monkeypatch.setattr(watch, "AsyncClient", async_client)
     monkeypatch.setattr(watch, "_LOOK_S", 0.01)
@@ -308,3 +310,32 @@ def test_what_is_loaded(code: str, forbidden: list[str]) -> None:
     script = f"{code}\nimport sys\nprint([name for name in {forbidden} if name in sys.modules])"
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert ran.stdout.splitlines()[-1] == "[]"
+
+
+def test_plan_prints_a_row_a_size_and_says_why_there_is_none(
+    run: Run, plane: ControlPlane, spec_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("plan", "-f", spec_file, "--cluster", "h100:16", "--size", 8, "--price", 2) == 0
+    sent = json.loads(plane.requests[0].content)
+    assert (sent["cluster"], sent["sizes"], sent["price"]) == ("h100:16", [8], 2.0)
+    assert sent["spec"]["parallelism"]["tensor"] == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:4] == ["WORKERS", "LAYOUT", "MICRO", "RECOMPUTE"]
+    assert lines[1].split()[0] == "8"
+    for said in ("2×2×2", "1×16", "full", "40 of 71.2 GiB", "900–1.1k", "41.0%", "2h46m", "44.44"):
+        assert said in lines[1]
+    assert lines[2].split() == ["16", "-"]
+    assert "16 workers: stage 0 needs too much" in lines
+    assert "for 16 x h100-80gb" in "".join(lines)
+
+
+def test_plan_sends_no_layout_that_the_spec_leaves_out(
+    run: Run, plane: ControlPlane, spec_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec_file.write_text(json.dumps({key: value for key, value in SPEC.items() if key != "parallelism"}))
+    assert run("plan", "-f", spec_file, "--json") == 0
+    assert "parallelism" not in json.loads(plane.requests[0].content)["spec"]
+    (printed,) = documents(capsys.readouterr().out)
+    assert [size["workers"] for size in printed["sizes"]] == [8, 16]
+    assert run("submit", "-f", spec_file) == 0
+    assert "parallelism" not in json.loads(plane.requests[1].content)

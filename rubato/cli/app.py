@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from rubato import __version__
-from rubato.cli import follow, jobs, local, plan, watch
+from rubato.cli import data, follow, jobs, local, plan, watch
 from rubato.cli.output import DONE, INTERRUPTED, REFUSED, exit_code, note, print_error
 from rubato.problems import RubatoError
 
@@ -44,6 +44,9 @@ _COMMANDS: dict[str, dict[str, Callable[..., Any]]] = {
 for _panel, _commands in _COMMANDS.items():
     for _name, _command in _commands.items():
         app.command(_name, rich_help_panel=_panel)(_command)
+
+
+app.add_typer(data.app, rich_help_panel="Data")
 
 
 @app.callback(invoke_without_command=True)

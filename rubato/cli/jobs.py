@@ -14,10 +14,12 @@ from rubato.cli.options import JobName, Json, Url
 from rubato.cli.output import DONE, JOB_FAILED, console, note, print_json
 from rubato.cli.watch import watch_to_the_end
 from rubato.client import Client, new_idempotency_key
+from rubato.corpus import is_remote
 from rubato.problems import RubatoError
 from rubato.resources import Job, Operation, OperationState
-from rubato.spec import JobSpec, parse_spec, read_spec
+from rubato.spec import JobSpec, SourceSpec, parse_spec, read_spec
 from rubato.states import JobState
+from rubato.tokenizers import BYTES, NONE
 
 
 def submit(
@@ -56,12 +58,24 @@ def submit(
 
 
 def _with_absolute_paths(spec: JobSpec) -> JobSpec:
-    """A relative corpus is meant from here; where the job will run, here is somewhere else."""
-    path = spec.data.train.path
-    if path is None or "://" in path:
-        return spec
-    train = spec.data.train.model_copy(update={"path": str(Path.cwd() / Path(path).expanduser())})
-    return spec.model_copy(update={"data": spec.data.model_copy(update={"train": train})})
+    """Relative paths are meant from here; where the job will run, here is somewhere else."""
+    train, tokenizer = spec.data.train, spec.data.tokenizer
+    moved = {
+        "train": train.model_copy(
+            update={"path": _absolute(train.path), "blend": tuple(_moved(source) for source in train.blend)}
+        ),
+        "tokenizer": tokenizer if tokenizer in (BYTES, NONE) else _absolute(tokenizer),
+        "cache": _absolute(spec.data.cache),
+    }
+    return spec.model_copy(update={"data": spec.data.model_copy(update=moved)})
+
+
+def _moved(source: SourceSpec) -> SourceSpec:
+    return source.model_copy(update={"path": _absolute(source.path)})
+
+
+def _absolute(path: str | None) -> str | None:
+    return path if path is None or is_remote(path) else str(Path.cwd() / Path(path).expanduser())
 
 
 def list_jobs(

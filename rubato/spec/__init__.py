@@ -1,5 +1,6 @@
 """The job spec: what a job is to do, checked before anything starts."""
 
+from rubato.spec.data import CorpusSpec, DataSpec, SourceSpec, ValidationSpec
 from rubato.spec.job import JobSpec
 from rubato.spec.load import load_spec, parse_spec, read_spec
 from rubato.spec.model import ModelSpec, RopeScalingSpec
@@ -8,8 +9,6 @@ from rubato.spec.presets import PRESETS, Preset
 from rubato.spec.sections import (
     CheckpointSpec,
     CommunicationSpec,
-    CorpusSpec,
-    DataSpec,
     FaultsSpec,
     LossScaleSpec,
     MemorySpec,
@@ -18,7 +17,6 @@ from rubato.spec.sections import (
     RecomputeSpec,
     ScheduleSpec,
     TrainSpec,
-    ValidationSpec,
     WorkersSpec,
 )
 from rubato.spec.stored import stored_spec
@@ -40,6 +38,7 @@ __all__ = [
     "RecomputeSpec",
     "RopeScalingSpec",
     "ScheduleSpec",
+    "SourceSpec",
     "TrainSpec",
     "ValidationSpec",
     "WorkersSpec",

@@ -34,6 +34,7 @@ def _curve_of(spec: JobSpec) -> dict[str, Any]:
     curve = spec.model_dump(mode="json", include={"model", "data", "train", "optimizer"})
     del curve["model"]["preset"]  # its sizes are there in full
     del curve["train"]["compile"]
+    del curve["data"]["cache"]
     curve["data"]["validation"] = {"fraction": spec.data.validation.fraction}  # decides what is trained on
     if spec.optimizer.schedule.name == "constant":
         del curve["train"]["steps"]

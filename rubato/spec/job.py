@@ -20,13 +20,13 @@ from rubato.layout import (
 )
 from rubato.pipelines import SCHEDULES, balanced
 from rubato.problems import FieldProblem
+from rubato.spec.data import DataSpec
 from rubato.spec.device_map import device_map_problems, devices_of_worker, layers_of
 from rubato.spec.model import ModelSpec
 from rubato.spec.section import Section, refuse
 from rubato.spec.sections import (
     CheckpointSpec,
     CommunicationSpec,
-    DataSpec,
     FaultsSpec,
     MemorySpec,
     OptimizerSpec,

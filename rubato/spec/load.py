@@ -124,6 +124,8 @@ def _problems(details: ErrorDetails, model: type[BaseModel] | None) -> Iterable[
 def _fields_at(model: type[BaseModel] | None, location: tuple[int | str, ...]) -> set[str]:
     at = model
     for part in location:
+        if isinstance(part, int):
+            continue  # the place in a list, all of which are of one kind
         field = at.model_fields.get(str(part)) if at else None
         at = _section_of(field.annotation) if field else None
     return {field.alias or name for name, field in at.model_fields.items()} if at else set()
@@ -132,6 +134,6 @@ def _fields_at(model: type[BaseModel] | None, location: tuple[int | str, ...]) -
 def _section_of(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType, typing.Annotated):
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType, typing.Annotated, tuple):
         return next(filter(None, map(_section_of, typing.get_args(annotation))), None)
     return None

@@ -1,4 +1,4 @@
-"""The sections of the spec beside the model: data, training, optimizer, parallelism, workers, checkpoints, faults."""
+"""The sections of the spec beside model and data: training, optimizer, parallelism, workers, checkpoints, faults."""
 
 from __future__ import annotations
 
@@ -16,42 +16,6 @@ LARGEST_LOSS_SCALE = 2**24
 """Beyond, a loss of one would leave the range that fp32 counts whole numbers in."""
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
-
-
-class CorpusSpec(Section):
-    """Where text comes from: a file or glob, or a corpus that every machine has."""
-
-    path: str | None = Field(None, description="a text file or a glob such as corpus/**/*.txt")
-    builtin: Literal["python-stdlib"] | None = Field(None, description="the sources of Python's standard library")
-
-    @model_validator(mode="after")
-    def _exactly_one_source(self) -> Self:
-        if (self.path is None) == (self.builtin is None):
-            given = "neither was given" if self.path is None else "both were given"
-            raise refuse(
-                [FieldProblem("path", f"a corpus is a path or a builtin, {given}", "give exactly one of path, builtin")]
-            )
-        return self
-
-
-class ValidationSpec(Section):
-    """Held-out loss: a share of the documents of the training corpus, never trained on."""
-
-    fraction: Fraction = Field(0.02, description="share of documents held out")
-    every: NonNegativeInt = Field(0, description="steps between evaluations; 0: never")
-    batches: PositiveInt = Field(1, description="global batches an evaluation reads")
-
-
-class DataSpec(Section):
-    train: CorpusSpec
-    validation: ValidationSpec = ValidationSpec()
-    tokenizer: Literal["bytes"] = "bytes"
-    sequence_length: PositiveInt = 256
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of token ids of the tokenizer."""
-        return 256
 
 
 class LossScaleSpec(Section):

@@ -28,6 +28,8 @@ def _construct(model: type[Section], content: Mapping[str, Any]) -> Section:
         section = next(filter(_is_section, (kind, *typing.get_args(kind))), None)  # itself, or one that may be null
         if section is not None and isinstance(value, Mapping):
             value = _construct(section, value)
+        elif section is not None and isinstance(value, list):
+            value = tuple(_construct(section, each) for each in value)
         elif typing.get_origin(kind) is tuple and isinstance(value, list):
             value = tuple(value)  # JSON knows lists only
         values[name] = value

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 import structlog
 
-from rubato.corpus import corpus_path, corpus_problem, fixed_part, sources
+from rubato.corpus import Place, corpus_path, fixed_part, is_remote, places, sources
 from rubato.problems import RubatoError, SpecError
 from rubato.spec import CorpusSpec
 
@@ -34,17 +35,15 @@ async def check_corpus(corpus: CorpusSpec, ray_dashboard: str, patience_s: float
     within ``patience_s`` the workers find out.
 
     Raises:
-        SpecError: naming ``data.train.path``.
+        SpecError: naming the field of the source.
     """
-    if corpus.path is None:
-        return
     until = time.monotonic() + patience_s
     looking = asyncio.get_running_loop().run_in_executor(_threads, _look, corpus, ray_dashboard, until)
     try:
         async with asyncio.timeout(patience_s):
             await looking
     except (TimeoutError, _TooLongError):
-        log.info("corpus.not_checked", path=corpus.path, seconds=patience_s)
+        log.info("corpus.not_checked", sources=[source.path for source in corpus.sources], seconds=patience_s)
     except RubatoError as error:
         raise SpecError(error.problems) from error
 
@@ -54,17 +53,25 @@ def _look(corpus: CorpusSpec, ray_dashboard: str, until: float) -> None:
         if time.monotonic() > until:
             raise _TooLongError
 
-    path = corpus_path(corpus, corpus.path or "")
-    if not path.is_absolute():
-        cause = f"'{corpus.path}' is relative, and workers run in folders of their own"
-        raise corpus_problem(corpus, "corpus_path", cause, "give an absolute path or glob")
+    here = urlsplit(ray_dashboard).hostname in ("127.0.0.1", "localhost", "::1")
+    for place in places(corpus):
+        if place.spec.path is not None:
+            _look_at(place, place.spec.path, in_time, here=here)
+
+
+def _look_at(place: Place, given: str, in_time: Callable[[], None], *, here: bool) -> None:
+    path = None if is_remote(given) else corpus_path(place, given)
+    if path is not None and not path.is_absolute():
+        cause = f"'{given}' is relative, and workers run in folders of their own"
+        raise place.problem("corpus_path", cause, "give an absolute path or glob")
     try:
-        first = next(sources(corpus, in_time))
+        first = next(sources(place, in_time))
     except RubatoError as error:
-        here = urlsplit(ray_dashboard).hostname in ("127.0.0.1", "localhost", "::1")
-        if error.code == "corpus_missing" and not here and not fixed_part(path).is_dir():
+        if path is None and error.code == "corpus_unreadable":
+            return  # the workers may have the network, the driver or the rights that are missing here
+        if path is not None and error.code == "corpus_missing" and not here and not fixed_part(path).is_dir():
             return
         raise
-    if not os.access(first.path, os.R_OK):
-        cause = f"{first.path} cannot be read"
-        raise corpus_problem(corpus, "corpus_unreadable", cause, "make it readable, or leave it out of the glob")
+    if path is not None and not os.access(first.location, os.R_OK):
+        cause = f"{first.location} cannot be read"
+        raise place.problem("corpus_unreadable", cause, "make it readable, or leave it out of the glob")

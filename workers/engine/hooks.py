@@ -14,7 +14,7 @@ import torch
 from rubato.problems import RubatoError
 from rubato.spec import JobSpec
 from workers.engine.checkpoint import CheckpointStore, FencedError
-from workers.engine.data import Sampler
+from workers.engine.data import Ahead
 from workers.engine.membership import Generation, Membership
 from workers.engine.mesh import ReplicaMesh
 from workers.engine.parallel.data import DataGroup
@@ -99,7 +99,7 @@ def due(hook: Hook, step: int, steps: int) -> bool:
 class Validation:
     """Loss on held-out text, split over the replicas like a training batch; into the record of the step."""
 
-    def __init__(self, spec: JobSpec, membership: Membership, sampler: Sampler, mesh: ReplicaMesh) -> None:
+    def __init__(self, spec: JobSpec, membership: Membership, sampler: Ahead, mesh: ReplicaMesh) -> None:
         self.every = spec.data.validation.every
         self.at_end = self.every > 0
         self._membership = membership

@@ -24,7 +24,7 @@ from rubato.layout import fewest_micro_batches, sample_range
 from rubato.spec import JobSpec
 from workers.engine.checkpoint import CheckpointStore
 from workers.engine.compiled import CompileReport, keep_in
-from workers.engine.data import Sampler, open_corpus
+from workers.engine.data import Ahead, Sampler, open_corpus
 from workers.engine.hooks import Checkpoint, Hook, Record, Report, Session, Validation, busy, due
 from workers.engine.membership import Generation, Membership, Standing
 from workers.engine.mesh import ReplicaMesh
@@ -108,7 +108,7 @@ class Worker:
         self.spec, self.membership, self.mesh = spec, membership, mesh
         self.device = mesh.device.torch_device
         self.nominal_tokens = spec.train.global_batch * spec.data.sequence_length
-        self.sampler = Sampler(spec, open_corpus(spec, run.corpus))
+        self.sampler = Ahead(Sampler(spec, open_corpus(spec, run.corpus)))
         keep_in(run.compiled)
         self.share = ModelShare(spec, mesh)
         self.state = TrainingState(self.share.parameters, spec.optimizer, LossScale(spec.train))

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from rubato.corpus.open import Corpus, Stream, TokenSource
 from rubato.layout import sample_range
-from workers.engine.data import Corpus, Sampler
+from workers.engine.data import Sampler
 
 LENGTH = 16
 
@@ -20,7 +21,11 @@ def corpus(windows: int, held_out_windows: int = 0) -> Corpus:
     rng = np.random.default_rng(0)
     stream = rng.integers(0, 256, windows * LENGTH + 1, dtype=np.uint8)
     held_out = rng.integers(0, 256, held_out_windows * LENGTH + 5, dtype=np.uint8)
-    return Corpus(stream, held_out, 1, "")
+    return Corpus((TokenSource(one_document(stream), one_document(held_out)),))
+
+
+def one_document(tokens: np.ndarray) -> Stream:
+    return Stream(tokens, np.array([len(tokens)], np.uint64))
 
 
 def rows(tokens: torch.Tensor) -> list[bytes]:
@@ -47,9 +52,9 @@ def test_an_epoch_visits_every_window_once_and_the_next_in_another_order(make_sp
     sampler = Sampler(make_spec(train={"global_batch": 4}), text)
     stream = [row for step in range(25) for row in rows(sampler.batch(step, range(4))[0])]  # two epochs; 50 % 4 != 0
     first, second = stream[:50], stream[50:]
-    assert Counter(first) == Counter(second) == Counter(windows_of(text.train))
+    assert Counter(first) == Counter(second) == Counter(windows_of(text.sources[0].train.tokens))
     assert first != second
-    assert first != windows_of(text.train)
+    assert first != windows_of(text.sources[0].train.tokens)
 
 
 def test_targets_are_the_tokens_that_follow(make_spec) -> None:
@@ -58,7 +63,10 @@ def test_targets_are_the_tokens_that_follow(make_spec) -> None:
     assert tokens.shape == targets.shape == (4, LENGTH)
     assert tokens.dtype == targets.dtype == torch.int64
     assert torch.equal(tokens[:, 1:], targets[:, :-1])
-    followers = {window: text.train[(at + 1) * LENGTH] for at, window in enumerate(windows_of(text.train))}
+    followers = {
+        window: text.sources[0].train.tokens[(at + 1) * LENGTH]
+        for at, window in enumerate(windows_of(text.sources[0].train.tokens))
+    }
     assert [followers[row] for row in rows(tokens)] == targets[:, -1].tolist()
 
 
@@ -76,7 +84,7 @@ def test_seed_and_step_name_the_samples(make_spec) -> None:
 def test_a_corpus_smaller_than_a_batch_is_read_again(make_spec) -> None:
     text = corpus(3)
     tokens, _ = Sampler(make_spec(train={"global_batch": 6}), text).batch(0, range(6))
-    assert Counter(rows(tokens)) == Counter(windows_of(text.train) * 2)
+    assert Counter(rows(tokens)) == Counter(windows_of(text.sources[0].train.tokens) * 2)
 
 
 def test_evaluation_reads_each_held_out_window_once(make_spec) -> None:
@@ -90,7 +98,7 @@ def test_evaluation_reads_each_held_out_window_once(make_spec) -> None:
         real = (targets != -100).all(dim=1)
         assert torch.equal(real, (targets != -100).any(dim=1))
         counted += rows(tokens[real])
-    assert Counter(counted) == Counter(windows_of(text.held_out)[:10])
+    assert Counter(counted) == Counter(windows_of(text.sources[0].held_out.tokens)[:10])
     parts = [sampler.validation_batch(2, places)[1] for places in (range(3), range(3, 4))]
     assert torch.equal(torch.cat(parts), sampler.validation_batch(2, range(4))[1])
 
@@ -117,5 +125,5 @@ def test_samples_come_from_the_text_itself(tmp_path: Path, make_spec) -> None:
     spec = make_spec()
     opened = open_corpus(spec, tmp_path)
     tokens, _ = Sampler(spec, opened).batch(0, range(4))
-    text = bytes(opened.train)
+    text = bytes(opened.sources[0].train.tokens)
     assert all(row in text for row in rows(tokens))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rubato.corpus import find_sources, sources
+from rubato.corpus import Place, find_sources, sources
 from rubato.problems import SpecError
 from rubato.spec import CorpusSpec
 from service.jobs.corpus_check import check_corpus
@@ -23,7 +23,7 @@ def tree(folder: Path) -> None:
 def test_the_search_stops_at_the_first_file(tmp_path: Path) -> None:
     tree(tmp_path)
     looks: list[None] = []
-    next(sources(CorpusSpec(path=f"{tmp_path}/**/*.txt"), lambda: looks.append(None)))
+    next(sources(Place(CorpusSpec(path=f"{tmp_path}/**/*.txt")), lambda: looks.append(None)))
     assert len(looks) < 6
 
 
@@ -39,7 +39,7 @@ async def test_a_file_whose_name_looks_like_a_glob_is_a_file(tmp_path: Path) -> 
     path = tmp_path / "a[1].txt"
     path.write_text("text")
     await check_corpus(CorpusSpec(path=str(path)), ELSEWHERE)
-    assert [source.path for source in find_sources(CorpusSpec(path=str(path)))] == [path]
+    assert [Path(source.location) for source in find_sources(Place(CorpusSpec(path=str(path))))] == [path]
 
 
 @pytest.mark.parametrize(
@@ -58,4 +58,4 @@ def test_globs_find_what_a_shell_finds(tmp_path: Path, pattern: str, names: list
     for name in ("a.txt", "b/c.txt", "b/d/e.txt", ".hidden.txt", "b/.git/f.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("text")
-    assert [source.name for source in find_sources(CorpusSpec(path=f"{tmp_path}/{pattern}"))] == names
+    assert [source.name for source in find_sources(Place(CorpusSpec(path=f"{tmp_path}/{pattern}")))] == names

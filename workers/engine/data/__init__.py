@@ -1,6 +1,7 @@
-"""Text on disk becomes the samples of a step."""
+"""Tokens on disk become the samples of a step."""
 
-from workers.engine.data.corpus import Corpus, open_corpus
+from rubato.corpus.open import Corpus, open_corpus
+from workers.engine.data.ahead import Ahead
 from workers.engine.data.sampler import Sampler
 
-__all__ = ["Corpus", "Sampler", "open_corpus"]
+__all__ = ["Ahead", "Corpus", "Sampler", "open_corpus"]

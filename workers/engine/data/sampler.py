@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from rubato.corpus.open import Corpus
 from rubato.spec import JobSpec
-from workers.engine.data.corpus import Corpus, Tokens
+from workers.engine.data.blend import assign
 from workers.engine.data.permutation import permute
-
-NOT_COUNTED = -100
-"""A target that is no token: it adds neither to the loss nor to the count of tokens."""
+from workers.engine.data.windows import NOT_COUNTED, Ids, Places, Windows, folder_of, windows_of
 
 _VALIDATION_EPOCH = 2**64 - 1  # held-out windows are read in one order, whatever the seed
 
@@ -20,27 +20,36 @@ _VALIDATION_EPOCH = 2**64 - 1  # held-out windows are read in one order, whateve
 class Sampler:
     """Samples by (step, place in the global batch).
 
-    The corpus is cut into windows of ``sequence_length`` tokens. Sample ``n`` of the run, counted over steps, is a
-    window of epoch ``n // windows``; each epoch visits every window once, in an order of its own that is computed and
-    not stored. A global batch may therefore span two epochs, and a run may begin anywhere at no cost.
+    Each source is cut into windows of ``sequence_length`` tokens. Sample ``n`` of the run, counted over steps, is
+    sample ``m`` of one source, and that is a window of the source's epoch ``m // windows``; each epoch visits every
+    window once, in an order of its own that is computed and not stored. A global batch may therefore span two epochs,
+    and a run may begin anywhere at no cost.
     """
 
     def __init__(self, spec: JobSpec, corpus: Corpus) -> None:
-        self._corpus = corpus
         self._seed = spec.train.seed
         self._global_batch = spec.train.global_batch
         self._length = spec.data.sequence_length
         self._validation_batches = spec.data.validation.batches
+        self._weights = [source.weight for source in corpus.sources]
+        self._train = [
+            windows_of(spec.data, source.train, self._seed, folder_of(corpus.folder, source, "train"))
+            for source in corpus.sources
+        ]
+        self._held_out = [
+            windows_of(spec.data, source.held_out, None, folder_of(corpus.folder, source, "held_out"))
+            for source in corpus.sources
+        ]
 
     @property
-    def windows(self) -> int:
-        """Samples of an epoch."""
-        return (len(self._corpus.train) - 1) // self._length
+    def windows(self) -> list[int]:
+        """Samples of an epoch, of each source."""
+        return [windows.count for windows in self._train]
 
     @property
     def held_out_windows(self) -> int:
         """Samples that are never trained on."""
-        return max(0, len(self._corpus.held_out) - 1) // self._length
+        return sum(windows.count for windows in self._held_out)
 
     @property
     def validation_batches(self) -> int:
@@ -58,12 +67,17 @@ class Sampler:
             ``tokens_BS`` and ``targets_BS``, int64, B = len(samples), S = sequence_length.
         """
         numbers = self._places(samples) + np.uint64(step * self._global_batch)
-        epochs, places = np.divmod(numbers, np.uint64(self.windows))
+        assigned = assign(numbers.tolist(), self._weights)
+        source = np.array([source for source, _ in assigned], np.int64)
+        own = np.array([number for _, number in assigned], np.uint64)
+        epochs, places = np.divmod(own, np.array(self.windows, np.uint64)[source])
         windows = np.empty_like(places)
-        for epoch in np.unique(epochs):
-            here = epochs == epoch
-            windows[here] = permute(places[here], self.windows, self._seed, int(epoch))
-        return self._read(self._corpus.train, windows)
+        for number, count in enumerate(self.windows):
+            for epoch in np.unique(epochs[source == number]):
+                here = (source == number) & (epochs == epoch)
+                # The seed of the first source is the run's; the others have orders of their own.
+                windows[here] = permute(places[here], count, self._seed + (number << 64), int(epoch))
+        return _tensors(*_read(self._train, source, windows, self._length))
 
     def validation_batch(self, index: int, samples: range) -> tuple[Tensor, Tensor]:
         """Part of one of the global batches an evaluation reads, 0 <= index < validation_batches.
@@ -72,18 +86,30 @@ class Sampler:
         samples beyond them are NOT_COUNTED, so each window counts once.
         """
         numbers = self._places(samples) + np.uint64(index * self._global_batch)
-        windows = permute(numbers % np.uint64(self.held_out_windows), self.held_out_windows, 0, _VALIDATION_EPOCH)
-        tokens_BS, targets_BS = self._read(self._corpus.held_out, windows)
-        targets_BS[torch.from_numpy(numbers >= self.held_out_windows)] = NOT_COUNTED
-        return tokens_BS, targets_BS
+        whole = self.held_out_windows
+        places = permute(numbers % np.uint64(whole), whole, 0, _VALIDATION_EPOCH)
+        ends = np.cumsum([windows.count for windows in self._held_out], dtype=np.uint64)
+        source = np.searchsorted(ends, places, "right")
+        begins = np.concatenate([[0], ends[:-1]]).astype(np.uint64)
+        tokens_BS, targets_BS = _read(self._held_out, source, places - begins[source], self._length)
+        targets_BS[numbers >= whole] = NOT_COUNTED
+        return _tensors(tokens_BS, targets_BS)
 
-    def _places(self, samples: range) -> NDArray[np.uint64]:
+    def _places(self, samples: range) -> Places:
         if samples and not 0 <= min(samples) <= max(samples) < self._global_batch:
             raise ValueError(f"{samples} is not within a global batch of {self._global_batch}")
         return np.arange(samples.start, samples.stop, samples.step, dtype=np.uint64)
 
-    def _read(self, stream: Tokens, windows: NDArray[np.uint64]) -> tuple[Tensor, Tensor]:
-        starts = windows.astype(np.int64) * self._length
-        taken = stream[starts[:, None] + np.arange(self._length + 1)].astype(np.int64)
-        window_BT = torch.from_numpy(taken)
-        return window_BT[:, :-1].contiguous(), window_BT[:, 1:].contiguous()
+
+def _read(cut: Sequence[Windows], source: Ids, windows: Places, length: int) -> tuple[Ids, Ids]:
+    tokens_BS = np.empty((len(windows), length), np.int64)
+    targets_BS = np.empty_like(tokens_BS)
+    for number, each in enumerate(cut):
+        here = source == number
+        if here.any():
+            tokens_BS[here], targets_BS[here] = each.read(windows[here])
+    return tokens_BS, targets_BS
+
+
+def _tensors(tokens_BS: Ids, targets_BS: Ids) -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(tokens_BS), torch.from_numpy(targets_BS)

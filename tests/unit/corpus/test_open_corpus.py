@@ -8,17 +8,25 @@ from pathlib import Path
 
 import pytest
 
+from rubato.corpus.open import Corpus, open_corpus
 from rubato.problems import RubatoError
 from rubato.spec import JobSpec
-from workers.engine.data import Corpus, open_corpus
 
 
 def lines(first: int, count: int) -> str:
     return "".join(f"line {number} of this text\n" for number in range(first, first + count))
 
 
-def documents(stream: Corpus | bytes) -> list[bytes]:
-    return bytes(stream).split(b"\0")[:-1]
+def trained(corpus: Corpus) -> bytes:
+    return bytes(corpus.sources[0].train.tokens)
+
+
+def held_out(corpus: Corpus) -> bytes:
+    return bytes(corpus.sources[0].held_out.tokens)
+
+
+def documents(stream: bytes) -> list[bytes]:
+    return stream.split(b"\0")[:-1]
 
 
 def test_every_byte_of_every_file_is_in_one_of_the_streams(tmp_path: Path, make_spec) -> None:
@@ -28,11 +36,11 @@ def test_every_byte_of_every_file_is_in_one_of_the_streams(tmp_path: Path, make_
     (tmp_path / "empty.txt").touch()
     spec = make_spec(data={"train": {"path": str(tmp_path / "*.txt")}, "validation": {"fraction": 0.2}})
     corpus = open_corpus(spec, tmp_path / "cache")
-    trained, held_out = documents(corpus.train), documents(corpus.held_out)
-    assert sorted(b"".join(trained + held_out)) == sorted((text + "a file without a newline at its end").encode())
-    assert all(document.endswith(b"\n") for document in trained + held_out if b"newline" not in document)
-    assert corpus.documents == len(trained) + len(held_out)
-    assert 0.1 < len(corpus.held_out) / (len(corpus.train) + len(corpus.held_out)) < 0.3
+    kept, apart = documents(trained(corpus)), documents(held_out(corpus))
+    assert sorted(b"".join(kept + apart)) == sorted((text + "a file without a newline at its end").encode())
+    assert all(document.endswith(b"\n") for document in kept + apart if b"newline" not in document)
+    assert corpus.documents == len(kept) + len(apart)
+    assert 0.1 < len(held_out(corpus)) / (len(trained(corpus)) + len(held_out(corpus))) < 0.3
 
 
 def test_what_is_held_out_follows_from_the_content_alone(tmp_path: Path, make_spec) -> None:
@@ -49,24 +57,24 @@ def test_what_is_held_out_follows_from_the_content_alone(tmp_path: Path, make_sp
         )
         for folder in folders
     ]
-    held_out = [set(documents(corpus.held_out)) for corpus in corpora]
-    assert held_out[0] == held_out[1]
-    assert 5 < len(held_out[0]) < 40
-    for corpus, out in zip(corpora, held_out, strict=True):
-        assert not out & set(documents(corpus.train))  # copies included
+    apart = [set(documents(held_out(corpus))) for corpus in corpora]
+    assert apart[0] == apart[1]
+    assert 5 < len(apart[0]) < 40
+    for corpus, out in zip(corpora, apart, strict=True):
+        assert not out & set(documents(trained(corpus)))  # copies included
 
 
 def test_a_small_corpus_of_one_file_still_holds_something_out(tmp_path: Path, make_spec) -> None:
     (tmp_path / "one.txt").write_text(lines(0, 2000))
     data = {"train": {"path": str(tmp_path / "one.txt")}, "validation": {"fraction": 0.001, "every": 5}}
     corpus = open_corpus(make_spec(data=data), tmp_path / "cache")
-    assert len(documents(corpus.held_out)) == 1
+    assert len(documents(held_out(corpus))) == 1
 
 
 def test_nothing_is_held_out_when_none_is_asked_for(tmp_path: Path, make_spec) -> None:
     (tmp_path / "one.txt").write_text(lines(0, 2000))
     data = {"train": {"path": str(tmp_path / "one.txt")}, "validation": {"fraction": 0.0}}
-    assert len(open_corpus(make_spec(data=data), tmp_path / "cache").held_out) == 0
+    assert len(held_out(open_corpus(make_spec(data=data), tmp_path / "cache"))) == 0
 
 
 def test_a_run_keeps_its_corpus_when_the_files_change(tmp_path: Path, make_spec) -> None:
@@ -77,7 +85,7 @@ def test_a_run_keeps_its_corpus_when_the_files_change(tmp_path: Path, make_spec)
     text.write_text("something else")
     after = open_corpus(spec, tmp_path / "cache")
     assert after.digest == before.digest
-    assert bytes(after.train) == bytes(before.train)
+    assert trained(after) == trained(before)
 
 
 def test_order_does_not_depend_on_where_the_corpus_lies(tmp_path: Path, make_spec) -> None:
@@ -94,10 +102,10 @@ def test_order_does_not_depend_on_where_the_corpus_lies(tmp_path: Path, make_spe
 
 def test_the_library_of_python_is_a_corpus(tmp_path: Path, make_spec) -> None:
     corpus = open_corpus(make_spec(), tmp_path)
-    text = bytes(corpus.train) + bytes(corpus.held_out)
+    text = trained(corpus) + held_out(corpus)
     assert len(text) > 5_000_000
     assert b"class OrderedDict(dict)" in text
-    assert 0.003 < len(corpus.held_out) / len(text) < 0.06
+    assert 0.003 < len(held_out(corpus)) / len(text) < 0.06
 
 
 def _digest(spec: JobSpec, cache: Path) -> str:
@@ -161,7 +169,9 @@ def test_a_corpus_shorter_than_a_window_is_refused(tmp_path: Path, make_spec) ->
     assert error.code == "corpus_too_short"
     assert error.problems[0].field == "data.train.path"
     (tmp_path / "a.txt").write_text("0123456789abcdef")
-    assert len(open_corpus(make_spec(data={"train": {"path": str(tmp_path / "a.txt")}}), tmp_path / "new").train) == 17
+    assert (
+        len(trained(open_corpus(make_spec(data={"train": {"path": str(tmp_path / "a.txt")}}), tmp_path / "new"))) == 17
+    )
 
 
 def test_too_little_held_out_is_refused_when_it_is_wanted(tmp_path: Path, make_spec) -> None:

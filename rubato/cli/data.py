@@ -121,8 +121,8 @@ def _show_source(source: SourceView) -> None:
     out = console()
     out.print(f"\n{source.source}", soft_wrap=True)
     out.print(
-        f"  {source.documents} documents, {source.held_out_documents} of them held out; {text.percent(source.share)} of "
-        f"the samples, which is {source.epochs:.2f} epochs"
+        f"  {source.documents} documents, {source.held_out_documents} of them held out; {text.percent(source.share)} "
+        f"of the samples, which is {source.epochs:.2f} epochs"
     )
     table = Table.grid(padding=(0, 2))
     most = max((each.documents for each in source.lengths), default=1)

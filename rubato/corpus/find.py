@@ -39,6 +39,14 @@ class Source:
     size: int
     stamp: str
 
+    def is_there(self) -> bool:
+        """Whether it can be opened, as far as it is known to be missing. Raises OSError."""
+        try:
+            with self.open():
+                return True
+        except FileNotFoundError:
+            return False
+
     def open(self) -> BinaryIO:
         """Its bytes, which can be read from any place. Raises OSError."""
         if remote.is_remote(self.location):

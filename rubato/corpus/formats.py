@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import PurePosixPath
 
-from rubato.corpus import remote
 from rubato.corpus.find import Source
 from rubato.corpus.lines import JsonReader, TextReader
 from rubato.corpus.place import Place
@@ -35,7 +34,7 @@ def format_of(place: Place, source: Source) -> str:
     found: str = place.spec.format
     if found == "auto":
         found = _BY_SUFFIX.get(PurePosixPath(name).suffix, "text") if place.spec.builtin is None else "text"
-        if found == "tokens" and _is_there(index_of(source)):
+        if found == "tokens" and index_of(source).is_there():
             found = "megatron"
     if found not in _LINES and name != source.name:
         cause = f"{source.location} is compressed, and {found} is read here and there"
@@ -66,11 +65,3 @@ def reader_for(place: Place, source: Source, tokenizer: Tokenizer, vocab_size: i
     from rubato.corpus.columns import ArrowReader, ParquetReader  # loads pyarrow
 
     return (ParquetReader if found == "parquet" else ArrowReader)(place, tokenizer.template)
-
-
-def _is_there(source: Source) -> bool:
-    try:
-        with source.open():
-            return True
-    except (FileNotFoundError, remote.NoDriverError):
-        return False

@@ -29,7 +29,7 @@ class Identities:
         Raises:
             RubatoError: a file cannot be read.
         """
-        known, before = self._read(), 0
+        known = self._read()
         before = len(known)
         found = []
         for source in files:
@@ -44,7 +44,9 @@ class Identities:
 
     def _one(self, place: Place, source: Source, known: dict[str, str]) -> str:
         if format_of(place, source) == "megatron":
-            return f"{self._content(source, known)}+{self._content(index_of(source), known)}"
+            index = index_of(source)
+            # That it is missing is for the reader to tell.
+            return f"{self._content(source, known)}+{self._content(index, known) if index.is_there() else 'none'}"
         return self._content(source, known)
 
     def _content(self, source: Source, known: dict[str, str]) -> str:

@@ -200,6 +200,7 @@ def test_chats_are_written_out(make_spec, tmp_path: Path) -> None:
     path.write_text(json.dumps({"messages": chat}) + "\n")
     tokens = bytes(opened(make_spec, tmp_path, path, field="messages").sources[0].train.tokens)
     assert tokens == b"<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\ngood day<|im_end|>\n\0"
+    path = tmp_path / "b.jsonl"
     path.write_text(json.dumps({"messages": [{"content": "hello"}]}) + "\n")
     assert "message 1 has no role" in str(refused(make_spec, tmp_path, path, field="messages"))
 

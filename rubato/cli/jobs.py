@@ -67,7 +67,8 @@ def _with_absolute_paths(spec: JobSpec) -> JobSpec:
         "tokenizer": tokenizer if tokenizer in (BYTES, NONE) else _absolute(tokenizer),
         "cache": _absolute(spec.data.cache),
     }
-    return spec.model_copy(update={"data": spec.data.model_copy(update=moved)})
+    model = spec.model.model_copy(update={"source": _absolute(spec.model.source)})
+    return spec.model_copy(update={"model": model, "data": spec.data.model_copy(update=moved)})
 
 
 def _moved(source: SourceSpec) -> SourceSpec:

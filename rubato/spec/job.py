@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -23,6 +23,7 @@ from rubato.problems import FieldProblem
 from rubato.spec.data import DataSpec
 from rubato.spec.device_map import device_map_problems, devices_of_worker, layers_of
 from rubato.spec.model import ModelSpec
+from rubato.spec.pretrained import with_pretrained
 from rubato.spec.section import Section, refuse
 from rubato.spec.sections import (
     CheckpointSpec,
@@ -56,6 +57,11 @@ class JobSpec(Section):
     workers: WorkersSpec
     checkpoint: CheckpointSpec = CheckpointSpec()
     faults: FaultsSpec = FaultsSpec()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _vocabulary_of_the_model(cls, given: Any) -> Any:
+        return with_pretrained(given) if isinstance(given, dict) else given
 
     @model_validator(mode="after")
     def _check_across_sections(self) -> Self:

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from rubato.problems import FieldProblem, SpecError, nearest
@@ -126,9 +127,13 @@ def _fields_at(model: type[BaseModel] | None, location: tuple[int | str, ...]) -
     for part in location:
         if isinstance(part, int):
             continue  # the place in a list, all of which are of one kind
-        field = at.model_fields.get(str(part)) if at else None
+        field = _field(at, str(part)) if at else None
         at = _section_of(field.annotation) if field else None
     return {field.alias or name for name, field in at.model_fields.items()} if at else set()
+
+
+def _field(model: type[BaseModel], name: str) -> FieldInfo | None:
+    return next((field for key, field in model.model_fields.items() if name == (field.alias or key)), None)
 
 
 def _section_of(annotation: Any) -> type[BaseModel] | None:

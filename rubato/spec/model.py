@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal, Self
 
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import ConfigDict, Field, PositiveFloat, model_validator
 
-from rubato.problems import FieldProblem, nearest
+from rubato.pretrained import find_tensors, read_pretrained
+from rubato.problems import FieldProblem, RubatoError, nearest
 from rubato.spec.presets import PRESETS
 from rubato.spec.section import PositiveInt, Section, refuse
 
@@ -72,8 +73,16 @@ class RopeScalingSpec(Section):
 
 
 class ModelSpec(Section):
-    """Sizes of a decoder, those not given from ``preset``, then from the family. The vocabulary is the tokenizer's."""
+    """Sizes of a decoder, those not given from ``preset``, then from the family. The vocabulary is the tokenizer's.
 
+    With ``from`` they are those of the model in that folder, and so are its first weights.
+    """
+
+    model_config = ConfigDict(validate_by_name=False, validate_by_alias=True, serialize_by_alias=True)
+
+    source: str | None = Field(
+        None, alias="from", description="a Hugging Face folder (Llama, Mistral, Qwen2, Qwen3, GPT-2) to begin with"
+    )
     family: Family = "llama"
     preset: str | None = None
     hidden_size: PositiveInt = Field(description="width of the residual stream")
@@ -99,7 +108,11 @@ class ModelSpec(Section):
     @model_validator(mode="before")
     @classmethod
     def _fill(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or given.get("family", "llama") not in DEFAULTS:
+        if not isinstance(given, dict):
+            return given
+        if isinstance(given.get("from"), str) and any(given.get(name) is None for name in _RESOLVED):
+            given = _pretrained(given)
+        if given.get("family", "llama") not in DEFAULTS:
             return given
         family = given.get("family", "llama")
         preset = _preset(family, str(given["preset"])) if given.get("preset") is not None else {}
@@ -154,6 +167,26 @@ class ModelSpec(Section):
             yield FieldProblem(
                 "kv_heads", f"{self.kv_heads} does not divide heads {self.heads}", "choose a divisor of heads"
             )
+
+
+_RESOLVED = ("hidden_size", "layers", "heads", "ffn_size")
+"""Sizes that a spec with ``from`` has once its folder was read. Whoever gets it then need not see the folder."""
+
+
+def _pretrained(given: dict[str, Any]) -> dict[str, Any]:
+    """The sizes of the model in a folder, of which a spec may say none itself."""
+    mine = sorted(name for name, value in given.items() if name != "from" and value is not None)
+    if mine:
+        cause = f"the model in {given['from']} has its own"
+        raise refuse([FieldProblem(name, cause, f"leave {name} out") for name in mine])
+    try:
+        sizes = read_pretrained(given["from"]).sizes
+        find_tensors(given["from"])
+    except RubatoError as error:
+        raise refuse(
+            [FieldProblem(each.field.removeprefix("model."), each.cause, each.fix) for each in error.problems]
+        ) from error
+    return {"from": given["from"], **sizes}
 
 
 def _preset(family: str, name: str) -> dict[str, Any]:

@@ -21,9 +21,10 @@ def stored_spec(content: Mapping[str, Any]) -> JobSpec:
 def _construct(model: type[Section], content: Mapping[str, Any]) -> Section:
     values: dict[str, Any] = {}
     for name, field in model.model_fields.items():
-        if name not in content:
+        said = field.alias or name
+        if said not in content:
             continue
-        value: Any = content[name]
+        value: Any = content[said]
         kind: Any = field.annotation
         section = next(filter(_is_section, (kind, *typing.get_args(kind))), None)  # itself, or one that may be null
         if section is not None and isinstance(value, Mapping):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from rubato.spec import JobSpec
 from workers.engine.compiled import Compilation
+from workers.engine.checkpoint.pretrained import fill_pretrained
 from workers.engine.memory.precision import PRECISIONS, apply_precision, cast_parameters
 from workers.engine.memory.recompute import apply_recompute
 from workers.engine.mesh import ReplicaMesh
@@ -100,7 +101,13 @@ class ModelShare:
             self._tied.sum(gradients)
 
     def initialise(self, weights: Mapping[str, Tensor]) -> None:
-        """Sets weights, by global name, to their first values, functions of (seed, name): the same in every layout."""
+        """Sets weights, by global name, to their first values, the same in every layout.
+
+        Those of the model that the job begins with, else functions of (seed, name).
+        """
+        if self._spec.model.source is not None:
+            fill_pretrained(self._spec.model, weights)
+            return
         for name, weight in weights.items():
             digest = hashlib.sha256(f"{self._spec.train.seed}/{name}".encode()).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)

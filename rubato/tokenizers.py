@@ -72,7 +72,7 @@ class ByteTokenizer:
     end = 0
     digest = BYTES
     is_text = False
-    template = None
+    template: str | None = None
 
     def encode(self, documents: Sequence[bytes]) -> list[Ids]:
         return [np.frombuffer(document, np.uint8) for document in documents]
@@ -120,7 +120,7 @@ class RankedTokenizer:
     """A tiktoken-style file: a line a token, its bytes in base64 and its rank. Special tokens follow the ranks."""
 
     is_text = True
-    template = None
+    template: str | None = None
 
     def __init__(self, path: Path, end: str | None) -> None:
         import tiktoken
@@ -161,7 +161,7 @@ class NoTokenizer:
     end = -1
     digest = "none"
     is_text = False
-    template = None
+    template: str | None = None
 
     def __init__(self, size: int) -> None:
         self.size = size

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -61,7 +61,7 @@ def tokenize(spec: Spec, overrides: Overrides = None, processes: Processes = Non
     with tempfile.TemporaryDirectory(prefix="rubato-") as folder:
         corpus = _open(job, Path(folder), processes)
     cache = Path(job.data.cache).expanduser()
-    found = [
+    found: list[dict[str, Any]] = [
         {"path": str(cache / source.key), "documents": source.documents, "tokens": len(source.train.tokens)}
         for source in corpus.sources
     ]

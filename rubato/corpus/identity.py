@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from io import BufferedReader
 from pathlib import Path
+from typing import cast
 
 from rubato.corpus.find import Source
 from rubato.corpus.formats import format_of
@@ -56,7 +58,7 @@ class Identities:
         key = f"{source.location}@{state.st_size}-{state.st_mtime_ns}"
         if key not in known:
             with source.open() as file:
-                known[key] = hashlib.file_digest(file, "sha256").hexdigest()
+                known[key] = hashlib.file_digest(cast(BufferedReader, file), "sha256").hexdigest()
         return known[key]
 
     def _read(self) -> dict[str, str]:

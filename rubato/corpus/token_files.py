@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -160,7 +160,7 @@ def read_tokens(file: BinaryIO, kind: np.dtype[Any], count: int) -> NDArray[Any]
     content = file.read(count * kind.itemsize)
     if len(content) != count * kind.itemsize:
         raise OSError(f"it ends {count * kind.itemsize - len(content)} bytes too early")
-    return cast(NDArray[Any], np.frombuffer(content, kind))
+    return np.frombuffer(content, kind)
 
 
 def within(tokens: NDArray[Any], vocab_size: int, place: Place, where: str) -> TokenIds:

@@ -40,13 +40,16 @@ class SourceSpec(Section):
     weight: PositiveFloat = Field(1.0, description="share of the samples, against the weights of the other sources")
 
     @model_validator(mode="after")
-    def _exactly_one_source(self) -> Self:
+    def _check(self) -> Self:
+        self._exactly_one_source()
+        return self
+
+    def _exactly_one_source(self) -> None:
         if (self.path is None) == (self.builtin is None):
             given = "neither was given" if self.path is None else "both were given"
             raise refuse(
                 [FieldProblem("path", f"a corpus is a path or a builtin, {given}", "give exactly one of path, builtin")]
             )
-        return self
 
 
 class CorpusSpec(SourceSpec):
@@ -59,10 +62,10 @@ class CorpusSpec(SourceSpec):
     def _short_form(cls, given: Any) -> Any:
         return {"blend": given} if isinstance(given, list | tuple) else given
 
-    @model_validator(mode="after")
-    def _exactly_one_source(self) -> Self:
+    def _exactly_one_source(self) -> None:
         if not self.blend:
-            return super()._exactly_one_source()
+            super()._exactly_one_source()
+            return
         mine = sorted(self.model_fields_set - {"blend"} - self._unset())
         if mine:
             cause = f"a blend has sources of its own, beside it stands {', '.join(mine)}"
@@ -72,7 +75,6 @@ class CorpusSpec(SourceSpec):
             if Ratio(str(source.weight)) / whole < Ratio(1, FINEST_WEIGHT):
                 cause = f"{source.weight:g} of {float(whole):g} is less than a millionth of the samples"
                 raise refuse([FieldProblem(f"blend.{place}.weight", cause, "give it more, or leave the source out")])
-        return self
 
     def _unset(self) -> set[str]:
         """Fields that were given their own default, as a resolved spec has them."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from rubato.spec import JobSpec
-from workers.engine.compiled import Compilation
 from workers.engine.checkpoint.pretrained import fill_pretrained
+from workers.engine.compiled import Compilation
 from workers.engine.memory.precision import PRECISIONS, apply_precision, cast_parameters
 from workers.engine.memory.recompute import apply_recompute
 from workers.engine.mesh import ReplicaMesh

@@ -92,6 +92,7 @@ class ValidationSpec(Section):
     fraction: Fraction = Field(0.02, description="share of documents held out")
     every: NonNegativeInt = Field(0, description="steps between evaluations; 0: never")
     batches: PositiveInt = Field(1, description="global batches an evaluation reads")
+    ema: bool = Field(False, description="evaluate the moving average of the weights (optimizer.ema)")
 
 
 class DataSpec(Section):

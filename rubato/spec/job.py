@@ -74,6 +74,7 @@ class JobSpec(Section):
             _precision_problems,
             _compile_problems,
             device_map_problems,
+            _average_problems,
         )
         problems = [problem for check in checks for problem in check(self)]
         if not problems and "parallelism" in self.model_fields_set:  # else the planner finds sizes for it
@@ -277,6 +278,15 @@ def _compile_problems(spec: JobSpec) -> Iterator[FieldProblem]:
             "what to keep within a budget is chosen by the partitioner of torch.compile, and layers are not sure to be "
             f"compiled (train.compile is {str(spec.train.compile).lower()})",
             f"use train.compile: true, or recompute: {near}, which is nearest to {budget:g}, or selective",
+        )
+
+
+def _average_problems(spec: JobSpec) -> Iterator[FieldProblem]:
+    if spec.data.validation.ema and spec.optimizer.ema is None:
+        yield FieldProblem(
+            "data.validation.ema",
+            "no moving average of the weights is kept",
+            "set optimizer.ema, such as 0.999, or leave it out",
         )
 
 

@@ -50,21 +50,50 @@ class TrainSpec(Section):
 
 
 class ScheduleSpec(Section):
-    """Learning rate over steps: linear warm-up, then constant, cosine or warm-up-stable-decay."""
+    """Learning rate over steps: linear warm-up, then constant, cosine, linear or warm-up-stable-decay."""
 
-    name: Literal["constant", "cosine", "wsd"] = "cosine"
+    name: Literal["constant", "cosine", "linear", "wsd"] = "cosine"
     warmup: NonNegativeInt = Field(0, description="steps of linear warm-up")
     decay: Fraction = Field(0.2, description="wsd: share of all steps spent decaying, at the end")
     floor: Fraction = Field(0.1, description="share of lr left at the last step")
 
 
+NoDecay = Literal["norms", "biases", "embeddings"]
+
+
 class OptimizerSpec(Section):
-    name: Literal["adamw"] = "adamw"
+    name: Literal["adamw", "muon"] = Field(
+        "adamw",
+        description="muon: the matrices of blocks by Muon, at the learning rate and weight decay of AdamW; embeddings, "
+        "head, norms and biases by AdamW",
+    )
     lr: PositiveFloat = 3e-4
     betas: tuple[Fraction, Fraction] = (0.9, 0.95)
     eps: PositiveFloat = 1e-8
+    momentum: Fraction | None = Field(None, description="muon: what stays of its momentum at each step; 0.95")
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.1
+    no_decay: tuple[NoDecay, ...] = Field(
+        ("norms", "biases", "embeddings"),
+        description="what does not decay; a head that is tied to the embedding is one of the embeddings",
+    )
+    ema: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
+        None, description="share of a moving average of the weights that stays at each step, such as 0.999; null: none"
+    )
     schedule: ScheduleSpec = ScheduleSpec()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _momentum_of_muon(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("name") == "muon":
+            return {**given, "momentum": 0.95 if given.get("momentum") is None else given["momentum"]}
+        return given
+
+    @model_validator(mode="after")
+    def _check_momentum(self) -> Self:
+        if self.name != "muon" and self.momentum is not None:
+            cause = f"{self.name} has betas, the first of which is its momentum"
+            raise refuse([FieldProblem("momentum", cause, "leave momentum out, or use name: muon")])
+        return self
 
 
 class RecomputeSpec(Section):
@@ -205,6 +234,26 @@ class CheckpointSpec(Section):
     keep_last: PositiveInt = 3
 
 
+class SpikeSpec(Section):
+    """What to do when the loss of a step is far above what is usual for the job by then."""
+
+    action: Literal["none", "skip", "rollback"] = Field(
+        "none",
+        description="skip: the step changes no weight; rollback: go back to the last checkpoint before the data steps "
+        "that are jumped over, and train on without them",
+    )
+    deviations: PositiveFloat = Field(
+        6.0, description="a loss so many standard deviations above the running mean of the job's losses is a spike"
+    )
+    after: PositiveInt = Field(50, description="losses to have seen before any is judged")
+    jump: PositiveInt = Field(
+        10, description="rollback: data steps jumped over, the one whose loss spiked and those right before it"
+    )
+    limit: Annotated[int, Field(ge=-1, le=LARGEST)] = Field(
+        10, description="spikes that are acted upon; with the next one the job has failed. -1: any number"
+    )
+
+
 class FaultsSpec(Section):
     """What a job may suffer before it counts as failed."""
 
@@ -212,3 +261,4 @@ class FaultsSpec(Section):
     nonfinite_steps: PositiveInt = Field(
         10, description="steps in a row that are skipped because gradients are NaN or Inf, whatever the loss scale"
     )
+    spike: SpikeSpec = SpikeSpec()

@@ -153,7 +153,7 @@ def test_a_skipped_step_is_rolled_forward_and_restored_like_any_other(corpus: Pa
         assert all(map(torch.equal, other[1], whole[1]))
 
 
-def test_a_newcomer_receives_scale_and_updates_with_the_state() -> None:
+def test_a_newcomer_receives_all_that_goes_with_the_weights() -> None:
     def work() -> list[Any]:
         sent: list[Tensor] = []
 
@@ -177,9 +177,15 @@ def test_a_newcomer_receives_scale_and_updates_with_the_state() -> None:
             leaf.grad = torch.ones_like(leaf)
         giver.update(lr=0.1, tokens=5)
         giver.skip(tokens=5)
+        giver.jumped = [3, 4, 2**40]
+        giver.losses.add(1.5)
+        taker.jumped = [7]
         giver.receive(Wire(), 0, 2, 25.0)  # type: ignore[arg-type]
         taker.receive(OtherEnd(), 0, 2, 25.0)  # type: ignore[arg-type]
         held = taker.optimizer.state[taker.leaves[0]]
+        assert giver.jumped == taker.jumped == [3, 4, 2**40]
+        assert giver.losses == taker.losses
+        assert giver.losses.mean == 1.5
         return [taker.step, taker.updates, taker.tokens, taker.scale.state_dict(), float(held["step"]), taker.leaves[0]]
 
     step, updates, tokens, scale, adam, weight = in_one_process(work)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,20 +11,21 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rubato.spec import OptimizerSpec
-from workers.engine.optim import LossScale, adamw
+from workers.engine.optim import LossScale, Optimizer
 from workers.engine.parallel.data import DataGroup
 from workers.engine.parallel.tensor import local
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
+from workers.engine.watch.losses import LossHistory
 
 
 class TrainingState:
-    """Weights, both moments of AdamW, the loss scale, the number of steps done and of tokens seen.
+    """Weights, what the optimizer keeps of them, the loss scale, the number of steps done and of tokens seen.
 
     Attributes:
         weights: this worker's share, by global name: the parameters, or fp32 masters of those in a narrower format.
         leaves: the local tensors behind them, which the optimizer updates; same order.
         scale: of the loss.
+        losses: what losses are usual by now.
+        jumped: data steps that are left out, ascending.
         step: steps done; None: what the tensors hold means nothing.
         updates: of these the ones that were not skipped.
         tokens: real tokens seen since the first step.
@@ -40,7 +42,9 @@ class TrainingState:
         ]
         self._copies = [copy for copy, _ in narrow]
         self._masters = [master for _, master in narrow]
-        self.optimizer = adamw(self.leaves, spec)
+        self.optimizer = Optimizer(self.weights, self.leaves, spec)
+        self.losses = LossHistory()
+        self.jumped: list[int] = []
         self.step: int | None = None
         self.updates = self.tokens = 0
 
@@ -53,10 +57,9 @@ class TrainingState:
     @torch.no_grad()
     def begin(self) -> None:
         """Declares the parameters to be those of step 0."""
-        for leaf in self.leaves:
-            for name in MOMENTS:
-                self.optimizer.state[leaf][name].zero_()
+        self.optimizer.begin()
         self.scale.begin()
+        self.losses, self.jumped = LossHistory(), []
         self._declare(0, 0, 0)
 
     def drop(self) -> None:
@@ -65,9 +68,7 @@ class TrainingState:
 
     def update(self, lr: float, tokens: int) -> None:
         """One optimizer step with the gradients of the leaves."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        self.optimizer.step()
+        self.optimizer.step(lr, self.updates)
         self._publish()
         self.step = self.done + 1
         self.updates += 1
@@ -76,9 +77,26 @@ class TrainingState:
 
     def skip(self, tokens: int) -> None:
         """One step that changes no weight: its gradients are not finite."""
+        self.pass_over(tokens)
+        self.scale.overflowed()
+
+    def pass_over(self, tokens: int) -> None:
+        """One step that changes nothing but the count of steps and tokens."""
         self.step = self.done + 1
         self.tokens += tokens
-        self.scale.overflowed()
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """While it is entered, the weights are their moving average, where the spec asks for one."""
+        self._exchange_average()
+        try:
+            yield
+        finally:
+            self._exchange_average()
+
+    def _exchange_average(self) -> None:
+        self.optimizer.exchange_average()
+        self._publish()
 
     def receive(self, data: DataGroup, source: int, step: int, bucket_mb: float) -> None:
         """Takes the state after ``step`` steps from replica ``source``; the source gives it.
@@ -87,15 +105,22 @@ class TrainingState:
             DataAxisError: the data axis failed; who held another step may hold none now.
             RuntimeError: the source holds another step than it should.
         """
-        counts = [-1 if self.step is None else self.step, self.updates, self.tokens, *self.scale.state_dict().values()]
-        header = torch.tensor(counts, device=self.leaves[0].device)
+        counts = [-1 if self.step is None else self.step, self.updates, self.tokens, len(self.jumped)]
+        header = torch.tensor([*counts, *self.scale.state_dict().values()], device=self.leaves[0].device)
         data.broadcast([header], source, bucket_mb)
-        held, updates, tokens, *scale = header.tolist()
+        held, updates, tokens, jumps, *scale = header.tolist()
         if held != step:
             raise RuntimeError(f"replica {source} was to give the state of step {step}, it holds step {held}")
         if self.step != step:
             self.drop()
+        own = [*self.losses.state_dict().values(), *self.jumped]
+        others = torch.zeros(len(own) - len(self.jumped) + jumps, dtype=torch.float64, device=header.device)
+        others[: len(own)] = others.new_tensor(own[: len(others)])
+        data.broadcast([others], source, bucket_mb)
         data.broadcast(self._tensors(), source, bucket_mb)
+        losses = dict(zip(self.losses.state_dict(), others.tolist(), strict=False))
+        self.losses.load_state_dict(losses)
+        self.jumped = [int(step) for step in others.tolist()[len(losses) :]]
         self.scale.load_state_dict(dict(zip(self.scale.state_dict(), scale, strict=True)))
         self._declare(step, updates, tokens)
 
@@ -104,26 +129,29 @@ class TrainingState:
         return {
             "model": {name: weight.detach() for name, weight in self.weights.items()},
             "optimizer": {
-                f"state.{name}.{moment}": _like(weight, self.optimizer.state[leaf][moment])
+                f"state.{name}.{slot}": _like(weight, held)
                 for (name, weight), leaf in zip(self.weights.items(), self.leaves, strict=True)
-                for moment in MOMENTS
+                for slot, held in self.optimizer.slots(leaf).items()
             },
             "step": self.step or 0,
             "updates": self.updates,
             "tokens": self.tokens,
             "loss_scale": self.scale.state_dict(),
+            "losses": self.losses.state_dict(),
+            "jumped": " ".join(map(str, self.jumped)),  # a list would have to be as long as the one it is loaded into
         }
 
     def loaded(self, state: Mapping[str, Any]) -> None:
         """Declares that ``state``, which `state_dict` gave, was filled in place from a checkpoint."""
         self.scale.load_state_dict(state["loss_scale"])
+        self.losses.load_state_dict(state["losses"])
+        self.jumped = [int(step) for step in state["jumped"].split()]
         self._declare(state["step"], state["updates"], state["tokens"])
 
     def _declare(self, step: int, updates: int, tokens: int) -> None:
         self._publish()
         self.step, self.updates, self.tokens = step, updates, tokens
-        for leaf in self.leaves:
-            self.optimizer.state[leaf]["step"].fill_(updates)
+        self.optimizer.count(updates)
 
     @torch.no_grad()
     def _publish(self) -> None:
@@ -132,8 +160,7 @@ class TrainingState:
             torch._foreach_copy_(self._copies, self._masters)
 
     def _tensors(self) -> list[Tensor]:
-        moments = [self.optimizer.state[leaf][name] for name in MOMENTS for leaf in self.leaves]
-        return [*self.leaves, *moments]
+        return [*self.leaves, *(held for leaf in self.leaves for held in self.optimizer.slots(leaf).values())]
 
 
 def _master(parameter: nn.Parameter) -> Tensor:

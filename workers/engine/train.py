@@ -23,18 +23,20 @@ from torch import Tensor
 from rubato.layout import fewest_micro_batches, sample_range
 from rubato.spec import JobSpec
 from workers.engine.checkpoint import CheckpointStore
+from workers.engine.checkpoint.recovery import Recovery
 from workers.engine.compiled import CompileReport, keep_in
-from workers.engine.data import Ahead, Sampler, open_corpus
+from workers.engine.data import Ahead, Sampler, data_step, open_corpus
 from workers.engine.hooks import Checkpoint, Hook, Record, Report, Session, Validation, busy, due
 from workers.engine.membership import Generation, Membership, Standing
 from workers.engine.mesh import ReplicaMesh
-from workers.engine.optim import LossScale, NotFiniteError, clip_factor, learning_rate, squared_norm
+from workers.engine.optim import GroupNorms, LossScale, NotFiniteError, clip_factor, learning_rate
 from workers.engine.parallel.compose import ModelShare
 from workers.engine.parallel.data import DataAxisError, DataGroup, GradientBuckets
 from workers.engine.parallel.pipeline import Runner
 from workers.engine.parallel.tensor import NOT_COUNTED, local_gradients
 from workers.engine.run import RunDirectory
 from workers.engine.state import TrainingState
+from workers.engine.watch.spikes import SpikeGuard
 
 log = logging.getLogger(__name__)
 
@@ -113,12 +115,15 @@ class Worker:
         self.share = ModelShare(spec, mesh)
         self.state = TrainingState(self.share.parameters, spec.optimizer, LossScale(spec.train))
         self.buckets = GradientBuckets(self.state.leaves, spec.communication.bucket_mb)
+        self.norms = GroupNorms(self.share.parameters, self.share.counted, spec.model.layers, self.device)
+        self.guard = SpikeGuard(spec.faults.spike)
         keep_last = spec.checkpoint.keep_last
         self.checkpoints = CheckpointStore(run.checkpoints, keep_last=keep_last, fence=fence, report=self.tell)
+        self.recovery = Recovery(self.checkpoints, membership, mesh, self.share, self.state)
         self.checkpoint = Checkpoint(spec, membership, mesh, self.checkpoints, self.state)
         self.report = Report(spec, membership, mesh)
         self.hooks: list[Hook] = [
-            Validation(spec, membership, self.sampler, mesh),
+            Validation(spec, membership, self.sampler, mesh, self.state),
             self.report,
             CompileReport(self.share.compilation, mesh, self.tell),
             self.checkpoint,
@@ -157,7 +162,7 @@ class Worker:
                     if due(hook, self.state.done, self.spec.train.steps):
                         hook(session)
                 if self.state.done >= self.spec.train.steps:
-                    data.max(0.0)  # nobody ends before the first replica has saved
+                    data.max([0.0])  # nobody ends before the first replica has saved
                     return True
                 if self.step(session):
                     return False
@@ -178,7 +183,7 @@ class Worker:
         self.generation = generation
         with busy(self.membership, "state"):
             if generation.step is None:
-                self.restore(data)
+                self.recovery.restore(data)
             elif generation.source is not None:
                 self.state.receive(data, generation.source, generation.step, self.spec.communication.bucket_mb)
         self.commit = generation.commit
@@ -190,32 +195,38 @@ class Worker:
     def step(self, session: Session) -> bool:
         """One optimizer step. True when all have agreed to leave the generation after it."""
         began = time.perf_counter()
-        tokens_BS, targets_BS = self.sampler.batch(self.state.done, session.samples)
+        tokens_BS, targets_BS = self.sampler.batch(data_step(self.state.done, self.state.jumped), session.samples)
         loss = self.backward(session.runner, tokens_BS, targets_BS)
         sums = torch.stack([loss, (targets_BS != NOT_COUNTED).sum().to(loss)])
         session.data.sum([*self.buckets.flat, sums])
         self.share.sum_tied(self.buckets.gradients)
 
         # Over the replica: each stage knows its own gradients, the last one the loss.
-        squares = squared_norm(self.buckets.gradients, self.share.counted)
+        squares = self.norms.squares(self.buckets.gradients)
         loss_here = float(sums[0]) if self.mesh.tensor.index == 0 else 0.0
         asked = float(self.membership.boundary_requested())
-        squares, loss_sum, asked = self.mesh.sum([squares, loss_here, asked])
+        *squares, loss_sum, asked = self.mesh.sum([*squares, loss_here, asked])
         tokens = float(sums[1])
         weight = self.nominal_tokens / tokens
         found = {
             "loss": loss_sum * weight,
-            "grad_norm": squares**0.5 * weight / self.state.scale.value,
+            "grad_norm": sum(squares) ** 0.5 * weight / self.state.scale.value,
             "tokens": tokens,
             "seconds": time.perf_counter() - began,  # since whoever reports next may not have been there
         }
         # What is missing is not finite: the step will be skipped.
         self.prepared = commit = {name: value for name, value in found.items() if math.isfinite(value)}
+        commit["spike"] = float(self.guard.judges(commit.get("loss"), self.state.losses))
 
-        leave = session.data.max(asked)  # the commit
-        self.update(commit)
-        self.prepared = None
-        commit["seconds"] = time.perf_counter() - began
+        leave, commit["spike"] = session.data.max([asked, commit["spike"]])  # the commit
+        if commit["spike"] and self.guard.rolls_back:
+            self.prepared = self.commit = None
+            with busy(self.membership, "state"):
+                self.recovery.roll_back(session.data, self.guard, commit["loss"])
+        else:
+            self.update(commit)
+            self.prepared = None
+            commit["seconds"] = time.perf_counter() - began
         session.record = self.record()
         return leave > 0
 
@@ -227,33 +238,22 @@ class Worker:
 
     def update(self, commit: dict[str, float]) -> None:
         """Steps the optimizer with the gradients in the buckets, as all have committed to; skips what is not finite."""
-        if "loss" in commit and "grad_norm" in commit:
+        if commit.get("spike"):
+            event = self.guard.pass_over(self.state, commit)
+            if self.data is not None and self.data.first:
+                self.membership.report("event", event)
+        elif "loss" in commit and "grad_norm" in commit:
             weight = self.nominal_tokens / commit["tokens"] / self.state.scale.value
             self.buckets.scale(weight * clip_factor(commit["grad_norm"], self.spec.train.clip_norm))
             lr = learning_rate(self.spec.optimizer, self.state.done, self.spec.train.steps)
             self.state.update(lr, int(commit["tokens"]))
+            self.state.losses.add(commit["loss"])
         else:
             self.state.skip(int(commit["tokens"]))
             if self.state.scale.failing >= self.spec.faults.nonfinite_steps:
                 raise NotFiniteError(self.state.done, self.state.scale.failing)
         self.commit = commit
         self.membership.report("step", {"step": self.state.done})
-
-    def restore(self, data: DataGroup) -> None:
-        """Loads the newest checkpoint, or begins at step 0; the same step everywhere."""
-        newest = self.checkpoints.newest(self.mesh.group)
-        # Storage may show a checkpoint to one host before another: all take the newest that all can see.
-        step = int(data.min(newest.step if newest else 0))
-        if step == 0:
-            self.share.initialise(self.state.weights)
-            self.state.begin()
-            return
-        state = self.state.state_dict()
-        self.state.drop()
-        self.checkpoints.load(step, state, self.mesh.group)
-        self.state.loaded(state)
-        if data.index == self.mesh.pipeline.index == self.mesh.tensor.index == 0:
-            self.tell("checkpoint.restored", f"the checkpoint of step {step} was loaded", {"step": step})
 
     def warm_up(self, steps: int) -> None:
         """Takes steps of the real shapes whose result is dropped."""
@@ -267,24 +267,13 @@ class Worker:
         for _ in range(steps):
             self.backward(runner, tokens_BS, tokens_BS)
             self.share.sum_tied(self.buckets.gradients)
-            squared_norm(self.buckets.gradients, self.share.counted)
+            self.norms.squares(self.buckets.gradients)
             self.state.update(lr=0.0, tokens=0)
         self.state.drop()
 
     def record(self) -> Record | None:
         """What the last commit came to."""
-        if self.commit is None:
-            return None
-        return Record(
-            step=self.state.done,
-            loss=self.commit.get("loss"),
-            grad_norm=self.commit.get("grad_norm"),
-            lr=learning_rate(self.spec.optimizer, self.state.done - 1, self.spec.train.steps),
-            tokens=self.state.tokens,
-            step_tokens=int(self.commit["tokens"]),
-            step_s=self.commit["seconds"],
-            loss_scale=self.state.scale.value,
-        )
+        return None if self.commit is None else Record.of(self.spec, self.state, self.commit)
 
     def tell(self, kind: str, message: str, data: dict[str, Any]) -> None:
         """Reports an event."""

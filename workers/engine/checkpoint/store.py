@@ -91,13 +91,19 @@ class CheckpointStore:
         """Complete checkpoints by ascending step."""
         return list_checkpoints(self._folder)
 
-    def newest(self, group: dist.ProcessGroup | None = None) -> StoredCheckpoint | None:
+    def newest(self, group: dist.ProcessGroup | None = None, latest: int | None = None) -> StoredCheckpoint | None:
         """The checkpoint with the highest step whose every file matches its checksum; None: there is none.
 
         Damaged ones are passed over and reported. The members of the group share the reading.
+
+        Args:
+            group: see the class.
+            latest: those of later steps are not looked at.
         """
         crew = Crew(group)
         for found in reversed(crew.once(lambda: [*survey(self._folder)])):
+            if latest is not None and found.stored and found.stored.step > latest:
+                continue
             damage = found.damage
             if found.stored and not damage:
                 damage = _damage(found.stored, crew)
@@ -203,6 +209,31 @@ class CheckpointStore:
             raise _unsaved(final, str(error)) from error
         crew.once(lambda: self._make_room(step))
         return stored
+
+    def abandon(self, step: int, group: dist.ProcessGroup | None = None) -> None:
+        """Removes the checkpoints after a step: the run has gone back there and takes another way.
+
+        Raises:
+            FencedError: a newer attempt writes here now; nothing was removed.
+            RubatoError: they could not be removed.
+        """
+
+        def remove() -> None:
+            if not self._fence():
+                raise FencedError(self._folder)
+            for stored in [stored for stored in self.checkpoints() if stored.step > step]:
+                log.info("removing %s: the run has gone back to step %d", stored.path, step)
+                self._discard(stored.path)
+
+        try:
+            Crew(group).once(remove)
+        except OSError as error:
+            raise RubatoError(
+                f"checkpoints after step {step}, which are of another curve now, cannot be removed: {error}",
+                fix=f"give write access to {self._folder}",
+                code="checkpoint_not_removed",
+                status=500,
+            ) from error
 
     def _verified(self, path: Path) -> StoredCheckpoint | None:
         for stored in self.checkpoints():

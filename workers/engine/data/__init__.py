@@ -2,6 +2,7 @@
 
 from rubato.corpus.open import Corpus, open_corpus
 from workers.engine.data.ahead import Ahead
+from workers.engine.data.jumps import data_step
 from workers.engine.data.sampler import Sampler
 
-__all__ = ["Ahead", "Corpus", "Sampler", "open_corpus"]
+__all__ = ["Ahead", "Corpus", "Sampler", "data_step", "open_corpus"]

@@ -11,8 +11,8 @@ def learning_rate(spec: OptimizerSpec, step: int, steps: int) -> float:
     """The learning rate of an update.
 
     Linear warm-up to ``lr`` over the first ``warmup`` updates, then constant, or down to ``floor`` x lr at the last
-    one: along a cosine (https://arxiv.org/abs/1608.03983), or linearly over the last ``decay`` share of all steps
-    (warm-up, stable, decay: https://arxiv.org/abs/2404.06395).
+    one: along a cosine (https://arxiv.org/abs/1608.03983), along a line, or along a line over the last ``decay`` share
+    of all steps (warm-up, stable, decay: https://arxiv.org/abs/2404.06395).
 
     Args:
         spec: the optimizer section of a spec.
@@ -24,7 +24,7 @@ def learning_rate(spec: OptimizerSpec, step: int, steps: int) -> float:
         return spec.lr * (step + 1) / schedule.warmup
     if schedule.name == "constant":
         return spec.lr
-    begin = schedule.warmup if schedule.name == "cosine" else max(schedule.warmup, round(steps * (1 - schedule.decay)))
+    begin = max(schedule.warmup, round(steps * (1 - schedule.decay))) if schedule.name == "wsd" else schedule.warmup
     if step < begin:
         return spec.lr
     # 0 at the last update before the way down, 1 at the last update of all.

@@ -55,6 +55,11 @@ class DataGroup:
         self._timeout = timeout
         self._group = mesh.device.breakable_group() if generation.data > 1 else None
 
+    @property
+    def first(self) -> bool:
+        """Whether this is the first of all workers of the generation."""
+        return self.index == self._mesh.pipeline.index == self._mesh.tensor.index == 0
+
     def form(self) -> None:
         """Connects to the other replicas."""
         here, mesh = self._generation, self._mesh
@@ -65,13 +70,13 @@ class DataGroup:
         """Sums each tensor over the replicas, in place; all in flight at once."""
         self._together(lambda group: group.all_reduce(tensors, dist.ReduceOp.SUM))
 
-    def max(self, value: float) -> float:
-        """The largest of the replicas' values."""
-        return self._extreme(value, dist.ReduceOp.MAX)
+    def max(self, values: Sequence[float]) -> list[float]:
+        """The largest of the replicas' values, of each."""
+        return self._extremes(values, dist.ReduceOp.MAX)
 
     def min(self, value: float) -> float:
         """The smallest of the replicas' values."""
-        return self._extreme(value, dist.ReduceOp.MIN)
+        return self._extremes([value], dist.ReduceOp.MIN)[0]
 
     def broadcast(self, tensors: Sequence[Tensor], source: int, bucket_mb: float) -> None:
         """Fills each tensor with that of replica ``source``, in buckets. After a failure some are, some are not."""
@@ -96,10 +101,10 @@ class DataGroup:
         if self._group is not None:
             self._group.close()
 
-    def _extreme(self, value: float, operation: dist.ReduceOp.RedOpType) -> float:
-        tensor = torch.tensor([value], dtype=torch.float64, device=self._mesh.device.torch_device)
+    def _extremes(self, values: Sequence[float], operation: dist.ReduceOp.RedOpType) -> list[float]:
+        tensor = torch.tensor(values, dtype=torch.float64, device=self._mesh.device.torch_device)
         self._together(lambda group: group.all_reduce([tensor], operation))
-        return float(tensor)
+        return [float(value) for value in tensor]
 
     def _together(self, call: Callable[[BreakableGroup], None]) -> None:
         if self._group is None:

@@ -1,0 +1,219 @@
+"""The loss-spike guard: a poisoned batch is caught before it changes a weight, and jumped over for good."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rubato.checkpoints import list_checkpoints
+from rubato.layout import Layout
+from rubato.spec import JobSpec
+from tests.engine.forked import RankError, in_one_process, run_ranks
+from tests.engine.jobs import tiny_spec, train_at, write_corpus
+from workers.engine import train as loop
+from workers.engine.data import Sampler, data_step
+from workers.engine.device import Device
+from workers.engine.membership import Generation, Standing, StaticMembership
+from workers.engine.mesh import ReplicaMesh
+from workers.engine.parallel.data import DataAxisError, DataGroup
+from workers.engine.run import RunDirectory
+from workers.engine.watch.losses import LossHistory
+
+CPU = Device.of_rank(0, gpu=False)
+STEPS, EVERY = 36, 5
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def spec_of(corpus: Path, layout: Layout, steps: int = STEPS, **spike: Any) -> JobSpec:
+    return tiny_spec(
+        corpus,
+        train={"steps": steps},
+        optimizer={"schedule": {"name": "constant", "warmup": 0}},
+        checkpoint={"every": EVERY},
+        faults={"spike": {"action": "rollback", "deviations": 4.0, "after": 15, "jump": 3, **spike}},
+        parallelism={"tensor": layout.tensor, "pipeline": layout.pipeline},
+        workers=layout.world_size,
+    )
+
+
+def poison(data_steps: set[int], without: tuple[int, ...] = ()) -> None:
+    """In this process, some data steps hold noise, and others are not in the data at all."""
+
+    class Spoiled(Sampler):
+        def batch(self, step: int, samples: range) -> tuple[Tensor, Tensor]:
+            step = data_step(step, without)
+            tokens_BS, targets_BS = super().batch(step, samples)
+            if step in data_steps:
+                generator = torch.Generator().manual_seed(step)
+                noise = torch.randint(0, 256, targets_BS.shape, generator=generator)
+                return tokens_BS, noise
+            return tokens_BS, targets_BS
+
+    loop.Sampler = Spoiled  # type: ignore[misc]
+
+
+def last_of_each(metrics: list[dict[str, Any]]) -> dict[int, tuple[float, float]]:
+    return {metric["step"]: (metric["loss"], metric["grad_norm"]) for metric in metrics}
+
+
+@pytest.mark.parametrize("layout", [Layout(1, 1, 1), Layout(3, 1, 1), Layout(1, 2, 2)], ids=str)
+def test_the_curve_is_that_of_a_run_that_never_saw_the_poison(layout: Layout, corpus: Path, tmp_path: Path) -> None:
+    """Two poisoned batches, the second after a restart: the statistic and what is jumped over outlive both."""
+
+    def guarded(rank: int, store: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        poison({23, 34})
+        metrics, events = [], []
+        for steps in (25, STEPS):
+            spec, name = spec_of(corpus, layout, steps), f"until {steps}"
+            metrics += train_at(layout, spec, tmp_path / "run", rank, store, name, torch.float32, events)
+        return metrics, events
+
+    def never_saw() -> list[dict[str, Any]]:
+        poison({23, 34}, without=(21, 22, 23, 32, 33, 34))
+        return train_at(Layout(1, 1, 1), spec_of(corpus, Layout(1, 1, 1)), tmp_path / "reference", dtype=torch.float32)
+
+    metrics, events = run_ranks(layout.world_size, guarded)[0]
+    reference = last_of_each(in_one_process(never_saw))
+    told = [event["data"] for event in events if event["kind"] == "spike.rolled_back"]
+    assert [(each["step"], each["to"], each["data_steps"]) for each in told] == [
+        (24, 20, [22, 23, 24]),
+        (32, 25, [33, 34, 35]),
+    ]
+    assert [each["spikes"] for each in told] == [1, 2]
+    found = last_of_each(metrics)
+    assert list(reference) == sorted(found) == list(range(1, STEPS + 1))
+    for step, expected in reference.items():
+        assert found[step] == pytest.approx(expected, abs=1e-6 if layout.world_size == 1 else 2e-5)
+    assert found[STEPS][0] < found[1][0] - 1
+    assert 24 not in [metric["step"] for metric in metrics][:24]  # the step that spiked was never taken
+
+
+def test_checkpoints_of_the_way_that_was_left_are_removed(corpus: Path, tmp_path: Path) -> None:
+    def work() -> list[int]:
+        poison({21})
+        spec = spec_of(corpus, Layout(1, 1, 1), 22, jump=10, limit=0)
+        with pytest.raises(Exception, match=r"loss of step 22 is one spike more than the 0 that faults\.spike\.limit"):
+            train_at(Layout(1, 1, 1), spec, tmp_path)
+        return [stored.step for stored in list_checkpoints(tmp_path / "checkpoints")]
+
+    assert in_one_process(work) == [10]
+
+
+class Watched(loop.Worker):
+    """Writes down which updates changed weights."""
+
+    log: list[tuple[int, bool]] = []  # noqa: RUF012 (one worker a process)
+
+    def update(self, commit: dict[str, float]) -> None:
+        before = [leaf.clone() for leaf in self.state.leaves]
+        super().update(commit)
+        self.log.append((self.state.done, not all(map(torch.equal, before, self.state.leaves))))
+
+
+def test_skipping_leaves_out_one_update_on_all_ranks(corpus: Path, tmp_path: Path) -> None:
+    layout = Layout(2, 2, 1)
+
+    def work(rank: int, store: Any) -> tuple[list[tuple[int, bool]], list[dict[str, Any]], list[int]]:
+        poison({23})
+        loop.Worker = Watched  # type: ignore[misc]
+        events: list[dict[str, Any]] = []
+        spec = spec_of(corpus, layout, 28, action="skip")
+        metrics = train_at(layout, spec, tmp_path, rank, store, dtype=torch.float32, events=events)
+        return Watched.log, events, [metric["step"] for metric in metrics]
+
+    by_rank = run_ranks(4, work)
+    assert all(log == [(step, step != 24) for step in range(1, 29)] for log, _, _ in by_rank)
+    _, events, steps = by_rank[0]
+    assert steps == list(range(1, 29))
+    told = [(event["kind"], event["data"]["step"]) for event in events if event["kind"].startswith("spike")]
+    assert told == [("spike.skipped", 24)]
+    assert not any(events for _, events, _ in by_rank[1:])
+
+
+def test_a_break_while_going_back_goes_on_before_the_spike_and_goes_back_anew(corpus: Path, tmp_path: Path) -> None:
+    class Again(StaticMembership):
+        def join(self, standing: Standing) -> Generation | None:
+            if not self._joined:
+                return super().join(standing)
+            assert not standing.prepared
+            store = self._generation.store
+            return Generation(2, 1, 0, standing.step, roll_forward=False, source=None, commit=None, store=store)
+
+    def work(broken: bool) -> tuple[int, list[int], list[Tensor]]:
+        poison({23})
+        original, calls = DataGroup.min, []
+
+        def break_once(group: DataGroup, value: float) -> float:
+            calls.append(value)
+            if broken and len(calls) == 2:  # the first is of the start
+                raise DataAxisError("broken on purpose")
+            return original(group, value)
+
+        DataGroup.min = break_once  # type: ignore[method-assign]
+        spec, run = spec_of(corpus, Layout(1, 1, 1)), RunDirectory.create(tmp_path / str(broken))
+        mesh = ReplicaMesh.of_world(Layout(1, 1, 1), 0, CPU)
+        membership = Again()
+        worker = loop.Worker(spec, membership, mesh, run, lambda: True)
+        while not worker.live(membership.join(worker.standing())):  # type: ignore[arg-type]
+            pass
+        return len(calls), worker.state.jumped, [leaf.clone() for leaf in worker.state.leaves]
+
+    calls, jumped, leaves = in_one_process(lambda: work(broken=True))
+    once, same_jumped, same_leaves = in_one_process(lambda: work(broken=False))
+    assert (calls, once) == (3, 2)
+    assert jumped == same_jumped == [21, 22, 23]
+    assert all(map(torch.equal, leaves, same_leaves))
+
+
+def test_more_spikes_than_allowed_end_the_job(corpus: Path, tmp_path: Path) -> None:
+    def work() -> None:
+        poison({20, 22, 24})
+        train_at(Layout(1, 1, 1), spec_of(corpus, Layout(1, 1, 1), action="skip", limit=2), tmp_path)
+
+    with pytest.raises(RankError, match="loss of step 25 is one spike more than the 2"):
+        in_one_process(work)
+
+
+def test_without_an_action_nothing_is_judged(corpus: Path, tmp_path: Path) -> None:
+    def work() -> list[dict[str, Any]]:
+        poison({23})
+        events: list[dict[str, Any]] = []
+        train_at(Layout(1, 1, 1), spec_of(corpus, Layout(1, 1, 1), 26, action="none"), tmp_path, events=events)
+        return events
+
+    assert not [event for event in in_one_process(work) if event["kind"].startswith("spike")]
+
+
+def test_a_falling_noisy_curve_has_no_spikes_and_a_jump_is_one() -> None:
+    draw = random.Random(0)
+    history = LossHistory()
+    highest = 0.0
+    for step in range(500):
+        loss = 2 + 8 / (1 + step / 20) + draw.gauss(0, 0.05)
+        if history.count >= 50:
+            highest = max(highest, history.deviations(loss))
+        history.add(loss)
+    assert highest < 4.5
+    assert history.deviations(2 + 8 / 26 + 0.8) > 6
+    flat = LossHistory()
+    for _ in range(100):
+        flat.add(3.0)
+    assert flat.deviations(3.03) < 1.1
+    copy = LossHistory()
+    copy.load_state_dict(history.state_dict())
+    assert copy == history
+
+
+def test_data_steps_are_those_that_are_left() -> None:
+    jumped = [0, 3, 4, 9]
+    assert [data_step(step, jumped) for step in range(7)] == [1, 2, 5, 6, 7, 8, 10]
+    assert [data_step(step, []) for step in range(3)] == [0, 1, 2]

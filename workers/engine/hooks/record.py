@@ -1,0 +1,49 @@
+"""What a step came to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from rubato.spec import JobSpec
+from workers.engine.optim import learning_rate
+from workers.engine.state import TrainingState
+
+
+@dataclass
+class Record:
+    """What a step came to; fields as in ``rubato.resources.Metric``.
+
+    ``step_tokens`` are the real tokens of this step, ``loss_scale`` the scale after it. A step whose loss or gradient
+    norm is not finite has None there, and was skipped.
+    """
+
+    step: int
+    loss: float | None
+    grad_norm: float | None
+    lr: float
+    tokens: int
+    step_tokens: int
+    step_s: float
+    loss_scale: int = 1
+    validation_loss: float | None = None
+
+    @classmethod
+    def of(cls, spec: JobSpec, state: TrainingState, commit: Mapping[str, float]) -> Self:
+        """What a commit came to that has led to a state."""
+        return cls(
+            step=state.done,
+            loss=commit.get("loss"),
+            grad_norm=commit.get("grad_norm"),
+            lr=learning_rate(spec.optimizer, state.done - 1, spec.train.steps),
+            tokens=state.tokens,
+            step_tokens=int(commit["tokens"]),
+            step_s=commit["seconds"],
+            loss_scale=state.scale.value,
+        )
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the step changed no weight."""
+        return self.loss is None or self.grad_norm is None

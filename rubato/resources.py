@@ -177,6 +177,9 @@ class Metric(Resource):
     generation: int
     data: int = Field(description="data-parallel degree the step ran at")
     validation_loss: float | None = None
+    exposed_comm_s: float | None = Field(
+        None, description="seconds the step waited for sums of gradients that its backward pass did not hide"
+    )
 
 
 class Checkpoint(Resource):

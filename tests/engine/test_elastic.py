@@ -396,6 +396,8 @@ class Lost(NamedTuple):
         # The gradients of step 6 are summed everywhere, but b does not know: all have 5 steps and repeat the sixth.
         Lost("SUM", 6, {0, 1}, 5),
         Lost("SUM", 6, {1}, 5),
+        # One worker of b loses the axis in the midst of its sixth backward pass, which its mate needs it to finish.
+        Lost("BEGIN", 6, {1}, 5),
         # Step 6 is committed, but b does not know: a has taken it, b catches up with the gradients it holds.
         Lost("MAX", 6, {0, 1}, 6),
         Lost("MAX", 6, {0}, 6),
@@ -410,15 +412,25 @@ def test_step_is_whole_when_it_fails_between_two_calls(
         if replica != "b" or rank not in lost.ranks:
             return
         reduce, calls = GlooGroup.all_reduce, itertools.count(1)
+        begin, sums = GlooGroup.begin_all_reduce, itertools.count(1)
+        step = [next(sums)]
+
+        def failing_to_begin(self: GlooGroup, tensors: Sequence[Tensor], operation: Any) -> None:
+            if lost.operation == "BEGIN" and operation == dist.ReduceOp.SUM and step == [lost.call]:
+                raise RuntimeError("the test says that this failed")
+            begin(self, tensors, operation)
 
         def failing(self: GlooGroup, tensors: Sequence[Tensor], operation: Any) -> None:
-            this_one = operation == getattr(dist.ReduceOp, lost.operation) and next(calls) == lost.call
+            this_one = operation == getattr(dist.ReduceOp, lost.operation, None) and next(calls) == lost.call
             reduce(self, tensors, operation)
+            if operation == dist.ReduceOp.SUM:
+                step[0] = next(sums)
             if this_one:
                 os.read(reader, 1)  # until a has gone as far as it can
                 raise RuntimeError("the test says that this failed")
 
         GlooGroup.all_reduce = failing  # type: ignore[method-assign]
+        GlooGroup.begin_all_reduce = failing_to_begin  # type: ignore[method-assign]
 
     job = Job(spec_of(corpus, SHAPES[0]), tmp_path, sabotage)
     reader, writer = os.pipe()  # made after the rendezvous was forked, which would keep it open

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from tests.engine.forked import end_all, fork_ranks, run_ranks, wait
+from workers.engine.comm.buckets import split_into_buckets
 from workers.engine.device import GlooGroup, _InterruptibleStore
-from workers.engine.parallel.data import split_into_buckets
 
 LONG = timedelta(minutes=5)  # far beyond the time these tests may take
 

@@ -80,13 +80,18 @@ class Device:
         if self.type == "cuda":
             torch.cuda.synchronize(self.torch_device)
 
+    def finish_computing(self) -> None:
+        """Returns when what was computed so far is there; what travels meanwhile may go on."""
+        if self.type == "cuda":
+            torch.cuda.current_stream(self.torch_device).synchronize()
+
     def breakable_group(self) -> BreakableGroup:
         """A group that is yet to be formed."""
         return NcclGroup(self.torch_device) if self.type == "cuda" else GlooGroup()
 
 
 class BreakableGroup(ABC):
-    """A process group whose calls block until they are done, and fail at once after `abort`.
+    """A process group whose calls block until they are done, if not said otherwise, and fail at once after `abort`.
 
     Every method but `abort` is called by one thread. Errors are RuntimeError.
     """
@@ -94,24 +99,33 @@ class BreakableGroup(ABC):
     def __init__(self) -> None:
         self._aborted = threading.Event()
         self._news: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._pending: list[dist.Work] = []
         self._group: Any = None
 
     @abstractmethod
     def form(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
         """Connects to the others. ``store`` is unique to this group."""
 
-    def all_reduce(self, tensors: Sequence[Tensor], operation: dist.ReduceOp.RedOpType) -> None:
-        """Reduces each tensor in place."""
+    def begin_all_reduce(self, tensors: Sequence[Tensor], operation: dist.ReduceOp.RedOpType) -> None:
+        """Begins to reduce each tensor in place. It is theirs until the next call that blocks, which waits for it."""
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp(operation)
-        self._run([lambda tensor=tensor: self._group.allreduce([tensor], options) for tensor in tensors])
+        for tensor in tensors:
+            self._begin(lambda tensor=tensor: self._group.allreduce([tensor], options))
+
+    def all_reduce(self, tensors: Sequence[Tensor], operation: dist.ReduceOp.RedOpType) -> None:
+        """Reduces each tensor in place."""
+        self.begin_all_reduce(tensors, operation)
+        self._finish()
 
     def broadcast(self, tensors: Sequence[Tensor], source: int) -> None:
         """Fills each tensor in place with that of the member ``source``."""
         options = dist.BroadcastOptions()
         options.rootRank = source
         options.rootTensor = 0
-        self._run([lambda tensor=tensor: self._group.broadcast([tensor], options) for tensor in tensors])
+        for tensor in tensors:
+            self._begin(lambda tensor=tensor: self._group.broadcast([tensor], options))
+        self._finish()
 
     def abort(self) -> None:
         """Makes the current call and all later ones fail, and those of members that wait for this one.
@@ -129,8 +143,13 @@ class BreakableGroup(ABC):
     @abstractmethod
     def _disconnect(self) -> None: ...
 
+    def _begin(self, start: Callable[[], dist.Work]) -> None:
+        self._check()
+        self._pending.append(start())
+
     @abstractmethod
-    def _run(self, starts: Sequence[Callable[[], dist.Work]]) -> None: ...
+    def _finish(self) -> None:
+        """Returns once all that was begun is done."""
 
     def _check(self) -> None:
         if self._aborted.is_set():
@@ -152,7 +171,6 @@ class GlooGroup(BreakableGroup):
         self._lock = threading.Lock()
         self._before: set[_Connection] | None = None
         self._connections: set[_Connection] | None = None
-        self._pending: list[dist.Work] = []
 
     def form(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
         patient = _InterruptibleStore(store, self._aborted)
@@ -202,13 +220,13 @@ class GlooGroup(BreakableGroup):
         for connection in connections:
             connection.shut()
 
-    def _run(self, starts: Sequence[Callable[[], dist.Work]]) -> None:
+    def _begin(self, start: Callable[[], dist.Work]) -> None:
+        super()._begin(start)
+        self._pending[-1].get_future().add_done_callback(self._news.put)
+
+    def _finish(self) -> None:
         self._check()
-        for start in starts:
-            work = start()
-            self._pending.append(work)
-            work.get_future().add_done_callback(self._news.put)
-        for _ in starts:
+        for _ in self._pending:
             done = self._news.get()
             self._check()
             done.wait()  # raises what went wrong
@@ -240,12 +258,13 @@ class NcclGroup(BreakableGroup):
         if self._group is not None:
             self._group.abort()
 
-    def _run(self, starts: Sequence[Callable[[], dist.Work]]) -> None:
+    def _finish(self) -> None:
         self._check()
-        for work in [start() for start in starts]:
+        for work in self._pending:
             work.wait()
         torch.cuda.current_stream(self._device).synchronize()
         self._check()
+        self._pending.clear()
 
 
 class _InterruptibleStore(dist.Store):

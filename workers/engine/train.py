@@ -4,8 +4,6 @@ A step is atomic over all workers of a job. Each computes the gradients of its s
 data axis and is then *prepared*; all commit together, and only then does anybody step the optimizer. Whenever the data
 axis breaks, a worker therefore holds the state of the last step or of the one before with the gradients to catch up,
 and the next generation goes on from there (``membership.py``).
-
-Errors inside the replica are another matter: a worker whose mate is gone cannot go on, and `train` raises.
 """
 
 from __future__ import annotations
@@ -24,6 +22,7 @@ from rubato.layout import fewest_micro_batches, sample_range
 from rubato.spec import JobSpec
 from workers.engine.checkpoint import CheckpointStore
 from workers.engine.checkpoint.recovery import Recovery
+from workers.engine.comm.overlap import Overlap, Start
 from workers.engine.compiled import CompileReport, keep_in
 from workers.engine.data import Ahead, Sampler, data_step, open_corpus
 from workers.engine.hooks import Checkpoint, Hook, Record, Report, Session, Validation, busy, due
@@ -31,9 +30,9 @@ from workers.engine.membership import Generation, Membership, Standing
 from workers.engine.mesh import ReplicaMesh
 from workers.engine.optim import GroupNorms, LossScale, NotFiniteError, clip_factor, learning_rate
 from workers.engine.parallel.compose import ModelShare
-from workers.engine.parallel.data import DataAxisError, DataGroup, GradientBuckets
+from workers.engine.parallel.data import DataAxisError, DataGroup
 from workers.engine.parallel.pipeline import Runner
-from workers.engine.parallel.tensor import NOT_COUNTED, local_gradients
+from workers.engine.parallel.tensor import NOT_COUNTED
 from workers.engine.run import RunDirectory
 from workers.engine.state import TrainingState
 from workers.engine.watch.spikes import SpikeGuard
@@ -114,7 +113,8 @@ class Worker:
         keep_in(run.compiled)
         self.share = ModelShare(spec, mesh)
         self.state = TrainingState(self.share.parameters, spec.optimizer, LossScale(spec.train))
-        self.buckets = GradientBuckets(self.state.leaves, spec.communication.bucket_mb)
+        self.overlap = Overlap(self.share, self.state.leaves, spec.communication.bucket_mb, mesh.tensor.group)
+        self.buckets = self.overlap.buckets
         self.norms = GroupNorms(self.share.parameters, self.share.counted, spec.model.layers, self.device)
         self.guard = SpikeGuard(spec.faults.spike)
         keep_last = spec.checkpoint.keep_last
@@ -196,9 +196,9 @@ class Worker:
         """One optimizer step. True when all have agreed to leave the generation after it."""
         began = time.perf_counter()
         tokens_BS, targets_BS = self.sampler.batch(data_step(self.state.done, self.state.jumped), session.samples)
-        loss = self.backward(session.runner, tokens_BS, targets_BS)
+        loss = self.backward(session.runner, tokens_BS, targets_BS, session.data.begin_sum)
         sums = torch.stack([loss, (targets_BS != NOT_COUNTED).sum().to(loss)])
-        session.data.sum([*self.buckets.flat, sums])
+        exposed_s = session.data.sum([sums])  # and waits for the buckets, which are on their way since backward
         self.share.sum_tied(self.buckets.gradients)
 
         # Over the replica: each stage knows its own gradients, the last one the loss.
@@ -212,6 +212,7 @@ class Worker:
             "loss": loss_sum * weight,
             "grad_norm": sum(squares) ** 0.5 * weight / self.state.scale.value,
             "tokens": tokens,
+            "exposed_comm_s": exposed_s,
             "seconds": time.perf_counter() - began,  # since whoever reports next may not have been there
         }
         # What is missing is not finite: the step will be skipped.
@@ -230,11 +231,11 @@ class Worker:
         session.record = self.record()
         return leave > 0
 
-    def backward(self, runner: Runner, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
-        """Gradients of these samples into the buckets; the sum of their losses over ``nominal_tokens``."""
-        loss = runner.train(tokens_BS.to(self.device), targets_BS.to(self.device), self.state.scale.value)
-        self.buckets.fill(local_gradients(self.share.parameters.items(), self.mesh.tensor.group))
-        return loss
+    def backward(self, runner: Runner, tokens_BS: Tensor, targets_BS: Tensor, start: Start) -> Tensor:
+        """Gradients of these samples into the buckets, which `start` is given; losses' sum over ``nominal_tokens``."""
+        batch = tokens_BS.to(self.device), targets_BS.to(self.device)
+        with self.overlap.reducing(start):
+            return runner.train(*batch, self.state.scale.value, self.overlap.last_pass)
 
     def update(self, commit: dict[str, float]) -> None:
         """Steps the optimizer with the gradients in the buckets, as all have committed to; skips what is not finite."""
@@ -265,7 +266,7 @@ class Worker:
             self.share.initialise(self.state.weights)
             self.state.begin()
         for _ in range(steps):
-            self.backward(runner, tokens_BS, tokens_BS)
+            self.backward(runner, tokens_BS, tokens_BS, lambda bucket: None)
             self.share.sum_tied(self.buckets.gradients)
             self.norms.squares(self.buckets.gradients)
             self.state.update(lr=0.0, tokens=0)

@@ -26,6 +26,7 @@ class Record:
     tokens: int
     step_tokens: int
     step_s: float
+    exposed_comm_s: float | None = None
     loss_scale: int = 1
     validation_loss: float | None = None
 
@@ -40,6 +41,7 @@ class Record:
             tokens=state.tokens,
             step_tokens=int(commit["tokens"]),
             step_s=commit["seconds"],
+            exposed_comm_s=commit.get("exposed_comm_s"),
             loss_scale=state.scale.value,
         )
 

@@ -31,6 +31,7 @@ class ModelShare:
     """The parts of the model that this worker holds, ready to run.
 
     Attributes:
+        parts: a module a stage, in the order of the stages.
         parameters: by global name, the same in every layout; DTensors where a tensor axis splits the model.
         counted: for each of them, whether its gradient counts here in a norm over the replica.
         compilation: whether the layers are compiled.
@@ -45,10 +46,10 @@ class ModelShare:
         self._axis = mesh.axes["tensor"] if mesh.axes is not None and mesh.tensor.size > 1 else None
         self.compilation = Compilation.of(spec, mesh)
         self._held = stretches(spec, mesh.pipeline.index)
-        self._parts = [self._build(stretch.layers, stretch.first, stretch.last) for stretch in self._held]
+        self.parts = [self._build(stretch.layers, stretch.first, stretch.last) for stretch in self._held]
         self._tie_parts()
         nominal = spec.train.global_batch * spec.data.sequence_length
-        chunks, last = spec.memory.loss_chunks, self._parts[-1]
+        chunks, last = spec.memory.loss_chunks, self.parts[-1]
         head = last.head if chunks > 1 and last.output is not None else None
         self._loss = TokenLoss(nominal, spec.data.vocab_size, self._axis, head, chunks)
         self.parameters: dict[str, nn.Parameter] = dict(self._named())
@@ -79,13 +80,13 @@ class ModelShare:
 
     def _tie_parts(self) -> None:
         """Makes the last part use the embedding of the first, where both are here."""
-        embeddings = [part.tok_embeddings for part in self._parts if part.tok_embeddings is not None]
-        for part in self._parts:
+        embeddings = [part.tok_embeddings for part in self.parts if part.tok_embeddings is not None]
+        for part in self.parts:
             if self._config.tie_embeddings and part.output is not None and embeddings:
                 part.output.weight = embeddings[0].weight
 
     def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
-        for part in self._parts:
+        for part in self.parts:
             for name, parameter in part.named_parameters():
                 yield TIED_NAMES.get(name, name) if self._config.tie_embeddings else name, parameter
 
@@ -117,8 +118,8 @@ class ModelShare:
         """Runs ``micro_batches`` of them a step. All workers of the replica ask for the same number."""
         shape = self._spec.parallelism
         if shape.pipeline == 1:
-            return OneStage(self._parts[0], shape.micro_batch, self._loss)
-        return ManyStages(self._parts, self._held, shape, self._mesh, micro_batches, self._boundary(), self._loss)
+            return OneStage(self.parts[0], shape.micro_batch, self._loss)
+        return ManyStages(self.parts, self._held, shape, self._mesh, micro_batches, self._boundary(), self._loss)
 
     def _boundary(self) -> Boundary:
         batch, length = self._spec.parallelism.micro_batch, self._spec.data.sequence_length

@@ -6,6 +6,7 @@ the replica itself is whole and can take part in the next generation.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
@@ -13,14 +14,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from workers.engine.comm.buckets import split_into_buckets
 from workers.engine.device import BreakableGroup
 from workers.engine.membership import Generation
 from workers.engine.mesh import ReplicaMesh
 
 TIMEOUT = timedelta(minutes=30)
 """How long a call waits for the other replicas, who may be saving; that one is gone is heard at once."""
-
-MB = 1_000_000
 
 
 class DataAxisError(Exception):
@@ -54,6 +54,7 @@ class DataGroup:
         self._on_failure = on_failure
         self._timeout = timeout
         self._group = mesh.device.breakable_group() if generation.data > 1 else None
+        self._cause: str | None = None
 
     @property
     def first(self) -> bool:
@@ -66,9 +67,29 @@ class DataGroup:
         store = dist.PrefixStore(f"p{mesh.pipeline.index}t{mesh.tensor.index}", here.store)
         self._together(lambda group: group.form(store, here.replica, here.data, self._timeout))
 
-    def sum(self, tensors: Sequence[Tensor]) -> None:
-        """Sums each tensor over the replicas, in place; all in flight at once."""
+    def begin_sum(self, *tensors: Tensor) -> None:
+        """Begins to sum each tensor over the replicas, in place; the next call that waits, waits for that too.
+
+        A worker may be in the midst of a pass that its mates wait for, so this never raises: what goes wrong is told
+        at once, and the next call that waits fails.
+        """
+        if self._group is None or self._cause is not None:
+            return
+        try:
+            self._group.begin_all_reduce(tensors, dist.ReduceOp.SUM)
+        except RuntimeError as error:
+            self._cause = str(error)
+            self._fail(self._cause)
+
+    def sum(self, tensors: Sequence[Tensor]) -> float:
+        """Sums each tensor over the replicas, in place; all in flight at once.
+
+        How many seconds that took, and what was begun before, beyond all computation that was queued.
+        """
+        self._mesh.device.finish_computing()
+        began = time.perf_counter()
         self._together(lambda group: group.all_reduce(tensors, dist.ReduceOp.SUM))
+        return time.perf_counter() - began
 
     def max(self, values: Sequence[float]) -> list[float]:
         """The largest of the replicas' values, of each."""
@@ -109,12 +130,13 @@ class DataGroup:
     def _together(self, call: Callable[[BreakableGroup], None]) -> None:
         if self._group is None:
             return
-        cause = None
-        try:
-            call(self._group)
-        except RuntimeError as error:  # what torch.distributed raises for lost peers, time-outs and broken connections
-            cause = str(error)
-            self._fail(cause)
+        cause = self._cause
+        if cause is None:
+            try:
+                call(self._group)
+            except RuntimeError as error:  # what torch.distributed raises for lost peers, time-outs, broken connections
+                cause = str(error)
+                self._fail(cause)
         (failed,) = self._mesh.max([float(cause is not None)])
         if failed:
             if cause is None:
@@ -125,54 +147,3 @@ class DataGroup:
     def _fail(self, cause: str) -> None:
         self.abort()
         self._on_failure(cause)
-
-
-class GradientBuckets:
-    """Gradients of one step in a few large tensors: a reduction call costs more than its bytes when it is small.
-
-    Args:
-        leaves: the local tensors the optimizer updates, whose gradients these are.
-        bucket_mb: largest size of a bucket; a leaf larger than that has a bucket of its own.
-    """
-
-    def __init__(self, leaves: Sequence[Tensor], bucket_mb: float) -> None:
-        self._leaves = list(leaves)
-        self._bucket_mb = bucket_mb
-        self.renew()
-
-    def renew(self) -> None:
-        """Takes fresh memory: an aborted reduction may still write to the old."""
-        self.flat: list[Tensor] = []
-        self.gradients: list[Tensor] = []
-        for bucket in split_into_buckets(self._leaves, self._bucket_mb):
-            sizes = [leaf.numel() for leaf in bucket]
-            flat = bucket[0].new_zeros(sum(sizes))
-            self.flat.append(flat)
-            self.gradients += [part.view_as(leaf) for part, leaf in zip(flat.split(sizes), bucket, strict=True)]
-        for leaf, gradient in zip(self._leaves, self.gradients, strict=True):
-            leaf.grad = gradient
-
-    @torch.no_grad()
-    def fill(self, gradients: Sequence[Tensor]) -> None:
-        """Takes the gradients of the leaves, in their order."""
-        torch._foreach_copy_(self.gradients, list(gradients))
-
-    @torch.no_grad()
-    def scale(self, factor: float) -> None:
-        """Multiplies all gradients."""
-        torch._foreach_mul_(self.flat, factor)
-
-
-def split_into_buckets(tensors: Sequence[Tensor], bucket_mb: float) -> list[list[Tensor]]:
-    """Neighbours of one dtype and device together, up to ``bucket_mb`` MB a bucket."""
-    buckets: list[list[Tensor]] = []
-    room = 0.0
-    for tensor in tensors:
-        size = tensor.numel() * tensor.element_size()
-        last = buckets[-1][0] if buckets else None
-        if last is None or size > room or (tensor.dtype, tensor.device) != (last.dtype, last.device):
-            buckets.append([])
-            room = bucket_mb * MB
-        buckets[-1].append(tensor)
-        room -= size
-    return buckets

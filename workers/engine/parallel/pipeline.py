@@ -7,6 +7,7 @@ accumulation and pipelining are one thing to the loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -43,10 +44,21 @@ def stretches(spec: JobSpec, rank: int) -> list[Stretch]:
     ]
 
 
+LastPass = Callable[[nn.Module], AbstractContextManager[None]]
+"""Entered around the last backward pass of a step through a part: with it the gradients of the part are whole."""
+
+
+def unobserved(part: nn.Module) -> AbstractContextManager[None]:
+    """Nobody wants to know when gradients are whole."""
+    return nullcontext()
+
+
 class Runner(Protocol):
     """Runs the micro-batches of a replica, of a fixed number and shape."""
 
-    def train(self, tokens_BS: Tensor, targets_BS: Tensor, scale: float = 1.0) -> Tensor:
+    def train(
+        self, tokens_BS: Tensor, targets_BS: Tensor, scale: float = 1.0, last_pass: LastPass = unobserved
+    ) -> Tensor:
         """Forward and backward; gradients, ``scale`` times as large, add up in the parameters.
 
         The sum of the losses, 0 without the last stage.
@@ -66,21 +78,27 @@ class OneStage:
         self._micro_batch = micro_batch
         self._loss = loss
 
-    def train(self, tokens_BS: Tensor, targets_BS: Tensor, scale: float = 1.0) -> Tensor:
+    def train(
+        self, tokens_BS: Tensor, targets_BS: Tensor, scale: float = 1.0, last_pass: LastPass = unobserved
+    ) -> Tensor:
+        def backward(loss: Tensor, is_last: bool) -> None:
+            with last_pass(self._part) if is_last else nullcontext():
+                loss.backward()
+
         with self._loss.scaled(scale):
-            return self._run(tokens_BS, targets_BS, lambda loss: loss.backward()) / scale
+            return self._run(tokens_BS, targets_BS, backward) / scale
 
     def evaluate(self, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
         with self._loss.forward_only():
-            return self._run(tokens_BS, targets_BS, lambda loss: None)
+            return self._run(tokens_BS, targets_BS, lambda loss, is_last: None)
 
-    def _run(self, tokens_BS: Tensor, targets_BS: Tensor, then: Callable[[Tensor], None]) -> Tensor:
+    def _run(self, tokens_BS: Tensor, targets_BS: Tensor, then: Callable[[Tensor, bool], None]) -> Tensor:
         total = torch.zeros((), dtype=torch.float64, device=tokens_BS.device)
-        batches = zip(tokens_BS.split(self._micro_batch), targets_BS.split(self._micro_batch), strict=True)
+        batches = [*zip(tokens_BS.split(self._micro_batch), targets_BS.split(self._micro_batch), strict=True)]
         with self._loss.computing():
-            for tokens, targets in batches:
+            for number, (tokens, targets) in enumerate(batches, 1):
                 loss = self._loss(self._part(tokens), targets)
-                then(loss)
+                then(loss, number == len(batches))
                 total += loss.detach().to(total.device)
         return total
 
@@ -102,14 +120,18 @@ class ManyStages:
         boundary: Boundary,
         loss: TokenLoss,
     ) -> None:
-        self._make = lambda: _schedule(parts, held, shape, mesh, count, boundary, loss)
+        self._last_pass: LastPass = unobserved
+        self._make = lambda: _schedule(parts, held, shape, mesh, count, boundary, loss, lambda: self._last_pass)
         self._first = any(stretch.first for stretch in held)
         self._last = any(stretch.last for stretch in held)
         self._loss = loss
         self._training = self._make()
         self._evaluation: Any = None
 
-    def train(self, tokens_BS: Tensor, targets_BS: Tensor, scale: float = 1.0) -> Tensor:
+    def train(
+        self, tokens_BS: Tensor, targets_BS: Tensor, scale: float = 1.0, last_pass: LastPass = unobserved
+    ) -> Tensor:
+        self._last_pass = last_pass
         with self._loss.scaled(scale):
             return self._run(self._training.step, tokens_BS, targets_BS) / scale
 
@@ -151,6 +173,7 @@ def _schedule(
     count: int,
     boundary: Boundary,
     loss: TokenLoss,
+    last_pass: Callable[[], LastPass],
 ) -> Any:
     # Imported when needed: it pulls in the compiler, half a second that a replica of one stage need not wait.
     from torch.distributed import pipelining
@@ -167,9 +190,22 @@ def _schedule(
         )
         for part, stretch in zip(parts, held, strict=True)
     ]
+    for stage, part in zip(stages, parts, strict=True):
+        stage.backward_one_chunk = _observed(stage.backward_one_chunk, part, last_pass)
+        stage.backward_weight_one_chunk = _observed(stage.backward_weight_one_chunk, part, last_pass)
     kind = schedule_class(shape.schedule)
     several = SCHEDULES[shape.schedule].stages[0] > 1
     return kind(stages if several else stages[0], count, loss_fn=loss, scale_grads=False)
+
+
+def _observed(backward: Callable[..., Any], part: nn.Module, last_pass: Callable[[], LastPass]) -> Callable[..., Any]:
+    """A backward call of a stage, with a word around the one that the schedule says is the last."""
+
+    def run(*arguments: Any, last_backward: bool = False, **options: Any) -> Any:
+        with last_pass()(part) if last_backward else nullcontext():
+            return backward(*arguments, last_backward=last_backward, **options)
+
+    return run
 
 
 _CLASSES = {

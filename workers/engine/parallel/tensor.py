@@ -6,7 +6,7 @@ this rank's shard of the logits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -30,7 +30,7 @@ class RepeatedHeads(ParallelStyle):
     """A linear layer whose heads are fewer than the ranks of the axis: all ranks hold and compute it whole.
 
     Each takes the one head that its queries attend to, so attention counts heads as it does elsewhere. That rank's
-    gradient is of its head alone, hence partial, and `local_gradients` sums it.
+    gradient is of its head alone, hence partial, and `sum_partial` sums it.
 
     Args:
         heads: how many the layer makes; the size of the axis is a multiple of it.
@@ -78,33 +78,31 @@ def set_whole(tensor: Tensor, value: Tensor) -> None:
     local(tensor).copy_(value)
 
 
-def local_gradients(parameters: Iterable[tuple[str, nn.Parameter]], group: dist.ProcessGroup | None) -> list[Tensor]:
-    """The gradient of each local shard, taken from the parameters.
+def local_gradient(gradient: Tensor, parameter: nn.Parameter) -> Tensor:
+    """The gradient of the shard that this rank holds.
 
-    What every rank of the tensor axis holds, such as the norms of sequence parallelism, has on each rank the gradient
-    of that rank's positions alone. These are summed over the axis, all in one call.
+    That of a parameter which all ranks of the tensor axis hold may be of this rank's positions or heads alone, and is
+    partial then: it stays a DTensor until `sum_partial`.
     """
-    gradients: list[Tensor] = []
-    partial: list[Tensor] = []
-    for name, parameter in parameters:
-        gradient, parameter.grad = parameter.grad, None
-        if gradient is None:
-            raise RuntimeError(f"parameter {name} has no gradient: the loss does not depend on it")
-        if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
-            if gradient.placements == parameter.placements:
-                gradient = gradient.to_local()
-            elif is_replicated(parameter) and gradient.placements[0].is_partial():
-                gradient = gradient.to_local()
-                partial.append(gradient)
-            else:
-                gradient = gradient.redistribute(placements=parameter.placements).to_local()
-        gradients.append(gradient)
-    if partial:
-        flat = torch.cat([gradient.flatten() for gradient in partial])
-        dist.all_reduce(flat, group=group)
-        for gradient, whole in zip(partial, flat.split([gradient.numel() for gradient in partial]), strict=True):
-            gradient.copy_(whole.view_as(gradient))
-    return gradients
+    if not isinstance(gradient, DTensor) or not isinstance(parameter, DTensor):
+        return gradient
+    if gradient.placements == parameter.placements:
+        return gradient.to_local()
+    if is_replicated(parameter) and gradient.placements[0].is_partial():
+        return gradient
+    return gradient.redistribute(placements=parameter.placements).to_local()
+
+
+def sum_partial(gradients: list[Tensor], group: dist.ProcessGroup | None) -> None:
+    """Puts sums over the tensor axis, made in one call, in the place of partial gradients."""
+    partial = [place for place, gradient in enumerate(gradients) if isinstance(gradient, DTensor)]
+    if not partial:
+        return
+    mine = [local(gradients[place]) for place in partial]
+    flat = torch.cat([gradient.flatten() for gradient in mine])
+    dist.all_reduce(flat, group=group)
+    for place, own, whole in zip(partial, mine, flat.split([each.numel() for each in mine]), strict=True):
+        gradients[place] = whole.view_as(own)
 
 
 class TokenLoss:

@@ -1,0 +1,70 @@
+"""Gradients of one step in a few large tensors: a reduction call costs more than its bytes when it is small."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+MB = 1_000_000
+
+
+class GradientBuckets:
+    """The gradients that are reduced and applied, side by side in flat tensors.
+
+    Args:
+        leaves: the local tensors the optimizer updates, whose gradients these are.
+        bucket_mb: largest size of a bucket; a leaf larger than that has a bucket of its own.
+        order: places of the leaves in the order in which their gradients become whole; None: that of ``leaves``.
+
+    Attributes:
+        flat: the buckets, in that order.
+        gradients: of the leaves, in theirs; views of ``flat``.
+        bucket: of each leaf, the place of its bucket in ``flat``.
+    """
+
+    def __init__(self, leaves: Sequence[Tensor], bucket_mb: float, order: Sequence[int] | None = None) -> None:
+        self._leaves = list(leaves)
+        order = range(len(leaves)) if order is None else order
+        sizes = [len(bucket) for bucket in split_into_buckets([leaves[place] for place in order], bucket_mb)]
+        places = iter(order)
+        self._places = [[next(places) for _ in range(size)] for size in sizes]
+        self.bucket = [0] * len(self._leaves)
+        for number, held in enumerate(self._places):
+            for place in held:
+                self.bucket[place] = number
+        self.renew()
+
+    def renew(self) -> None:
+        """Takes fresh memory: an aborted reduction may still write to the old."""
+        self.flat: list[Tensor] = []
+        self.gradients: list[Tensor] = [torch.empty(0)] * len(self._leaves)
+        for held in self._places:
+            sizes = [self._leaves[place].numel() for place in held]
+            flat = self._leaves[held[0]].new_zeros(sum(sizes))
+            self.flat.append(flat)
+            for place, part in zip(held, flat.split(sizes), strict=True):
+                self.gradients[place] = part.view_as(self._leaves[place])
+        for leaf, gradient in zip(self._leaves, self.gradients, strict=True):
+            leaf.grad = gradient
+
+    @torch.no_grad()
+    def scale(self, factor: float) -> None:
+        """Multiplies all gradients."""
+        torch._foreach_mul_(self.flat, factor)
+
+
+def split_into_buckets(tensors: Sequence[Tensor], bucket_mb: float) -> list[list[Tensor]]:
+    """Neighbours of one dtype and device together, up to ``bucket_mb`` MB a bucket."""
+    buckets: list[list[Tensor]] = []
+    room = 0.0
+    for tensor in tensors:
+        size = tensor.numel() * tensor.element_size()
+        last = buckets[-1][0] if buckets else None
+        if last is None or size > room or (tensor.dtype, tensor.device) != (last.dtype, last.device):
+            buckets.append([])
+            room = bucket_mb * MB
+        buckets[-1].append(tensor)
+        room -= size
+    return buckets

@@ -413,10 +413,16 @@ def test_step_is_whole_when_it_fails_between_two_calls(
             return
         reduce, calls = GlooGroup.all_reduce, itertools.count(1)
         begin, sums = GlooGroup.begin_all_reduce, itertools.count(1)
-        step = [next(sums)]
+        step, failed = [next(sums)], threading.Event()
 
         def failing_to_begin(self: GlooGroup, tensors: Sequence[Tensor], operation: Any) -> None:
-            if lost.operation == "BEGIN" and operation == dist.ReduceOp.SUM and step == [lost.call]:
+            if (
+                lost.operation == "BEGIN"
+                and operation == dist.ReduceOp.SUM
+                and step == [lost.call]
+                and not failed.is_set()
+            ):
+                failed.set()
                 raise RuntimeError("the test says that this failed")
             begin(self, tensors, operation)
 

@@ -16,6 +16,7 @@ from rubato.spec import JobSpec, LossScaleSpec, OptimizerSpec, TrainSpec
 from tests.engine.forked import RankError, in_one_process, run_ranks
 from tests.engine.jobs import tiny_spec, train_at, write_corpus
 from workers.engine import train as loop
+from workers.engine.comm.overlap import Start
 from workers.engine.device import Device
 from workers.engine.membership import Generation, Standing, StaticMembership
 from workers.engine.memory.float8 import convert_linears
@@ -44,17 +45,20 @@ def fp16_spec(corpus: Path, **train: Any) -> JobSpec:
 
 
 class Watched(loop.Worker):
-    """Spoils one gradient in the backward passes of some steps, and writes down what updates did."""
+    """Spoils a gradient of each bucket in the backward passes of some steps, and writes down what updates did."""
 
     spoiled: Callable[[loop.Worker], float | None] = lambda worker: None
     log: list[tuple[int, int, bool]] = []  # noqa: RUF012 (one worker a process): step, scale after it, weights changed
 
-    def backward(self, runner: Any, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
-        loss = super().backward(runner, tokens_BS, targets_BS)
+    def backward(self, runner: Any, tokens_BS: Tensor, targets_BS: Tensor, start: Start) -> Tensor:
         value = type(self).spoiled(self)
-        if value is not None:
-            self.buckets.gradients[0].view(-1)[0] = value
-        return loss
+
+        def spoil(bucket: Tensor) -> None:
+            if value is not None:
+                bucket[0] = value
+            start(bucket)
+
+        return super().backward(runner, tokens_BS, targets_BS, spoil)
 
     def update(self, commit: dict[str, float]) -> None:
         before = [leaf.clone() for leaf in self.state.leaves]

@@ -65,21 +65,26 @@ def last_of_each(metrics: list[dict[str, Any]]) -> dict[int, tuple[float, float]
     return {metric["step"]: (metric["loss"], metric["grad_norm"]) for metric in metrics}
 
 
-@pytest.mark.parametrize("layout", [Layout(1, 1, 1), Layout(3, 1, 1), Layout(1, 2, 2)], ids=str)
+LAYOUTS = [Layout(1, 1, 1), Layout(3, 1, 1), Layout(1, 2, 1)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_the_curve_is_that_of_a_run_that_never_saw_the_poison(layout: Layout, corpus: Path, tmp_path: Path) -> None:
     """Two poisoned batches, the second after a restart: the statistic and what is jumped over outlive both."""
+    # Many ranks add up in another order than one, which fp64 hides.
+    dtype = torch.float32 if layout.world_size == 1 else torch.float64
 
     def guarded(rank: int, store: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         poison({23, 34})
         metrics, events = [], []
         for steps in (25, STEPS):
             spec, name = spec_of(corpus, layout, steps), f"until {steps}"
-            metrics += train_at(layout, spec, tmp_path / "run", rank, store, name, torch.float32, events)
+            metrics += train_at(layout, spec, tmp_path / "run", rank, store, name, dtype, events)
         return metrics, events
 
     def never_saw() -> list[dict[str, Any]]:
         poison({23, 34}, without=(21, 22, 23, 32, 33, 34))
-        return train_at(Layout(1, 1, 1), spec_of(corpus, Layout(1, 1, 1)), tmp_path / "reference", dtype=torch.float32)
+        return train_at(Layout(1, 1, 1), spec_of(corpus, Layout(1, 1, 1)), tmp_path / "reference", dtype=dtype)
 
     metrics, events = run_ranks(layout.world_size, guarded)[0]
     reference = last_of_each(in_one_process(never_saw))
@@ -92,7 +97,7 @@ def test_the_curve_is_that_of_a_run_that_never_saw_the_poison(layout: Layout, co
     found = last_of_each(metrics)
     assert list(reference) == sorted(found) == list(range(1, STEPS + 1))
     for step, expected in reference.items():
-        assert found[step] == pytest.approx(expected, abs=1e-6 if layout.world_size == 1 else 2e-5)
+        assert found[step] == pytest.approx(expected, abs=1e-6)
     assert found[STEPS][0] < found[1][0] - 1
     assert 24 not in [metric["step"] for metric in metrics][:24]  # the step that spiked was never taken
 

@@ -8,18 +8,21 @@ BENCHMARKS := engine_throughput
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install demo test lint format bench lock clean
+.PHONY: help install demo test test-all lint format bench lock clean
 
 help: ## Show the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(INSTALLED) ## Create .venv with everything that is pinned in requirements.lock
 
 demo: $(INSTALLED) ## Train a small model with 3D parallelism on Ray, scale it, kill a worker, compare the curves
 	$(VENV)/bin/python examples/demo.py
 
-test: $(INSTALLED) ## Run all tests
+test: $(INSTALLED) ## Run the tests
 	$(VENV)/bin/python -m pytest --durations=15
+
+test-all: $(INSTALLED) ## Run the tests, those that take minutes included
+	$(VENV)/bin/python -m pytest --durations=15 -m ''
 
 lint: $(INSTALLED) ## Check style, types and the arrows between the packages
 	$(VENV)/bin/ruff check .

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import ray
 from ray.exceptions import RayError
@@ -16,6 +16,7 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from rubato.spec import JobSpec
+from workers.driver import forkserver
 from workers.driver.assignment import Assignment
 from workers.driver.trouble import TellTrouble
 from workers.driver.worker import work
@@ -123,7 +124,9 @@ class Replicas:
 
     def _trainer(self, assignment: Assignment, run_name: str) -> TorchTrainer:
         spec = self._spec
-        threads = str(max(1, int(spec.workers.cpus)))
+        environment: dict[str, Any] = {"env_vars": {"OMP_NUM_THREADS": str(max(1, int(spec.workers.cpus)))}}
+        if forkserver.switched_on():
+            environment["py_executable"] = forkserver.py_executable(self._attempt)
         return TorchTrainer(
             work,
             train_loop_config=assignment.model_dump(),
@@ -139,7 +142,7 @@ class Replicas:
                 storage_path=str(self._storage),
                 # A run whose workers cannot be placed or started ends, so that the driver can say why and try again.
                 failure_config=FailureConfig(max_failures=spec.faults.hardware, controller_failure_limit=0),
-                worker_runtime_env={"env_vars": {"OMP_NUM_THREADS": threads}},
+                worker_runtime_env=environment,
                 callbacks=[TellTrouble(assignment)],
             ),
         )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from datetime import datetime
+from typing import Annotated, Any
 
-from pydantic import Field, PositiveFloat
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from rubato.resources import Request, Resource
 from rubato.spec.section import PositiveInt
@@ -91,3 +92,41 @@ class Plan(Resource):
     spec: dict[str, Any] = Field(description="the resolved spec, with the chosen layout")
     sizes: list[PlannedSize]
     not_covered: list[str] = Field(description="what of the spec the model does not describe")
+
+
+class MeasuredAlone(Request):
+    """What one worker measured while the others waited; rates are a second."""
+
+    device: str = Field(description="cpu, or the GPU's name", max_length=100)
+    single_flops: PositiveFloat = Field(description="of products in fp32")
+    half_flops: PositiveFloat = Field(description="of products in bf16")
+    attention_flops: PositiveFloat
+    copy_bytes: PositiveFloat
+    optimizer_bytes: PositiveFloat
+    layer_s: PositiveFloat = Field(description="passes of a layer of the size below")
+    layer_hidden: PositiveInt
+    layer_tokens: PositiveInt
+    layer_length: PositiveInt
+    gap_s: NonNegativeFloat = Field(description="passes of a layer that has next to nothing to compute")
+    ends_s: NonNegativeFloat = Field(description="the same of embedding, head and loss")
+
+
+class MeasuredTogether(Request):
+    """What several workers measured at once and of the links between them."""
+
+    workers: PositiveInt
+    slowdown: Annotated[float, Field(ge=1.0)] = Field(description="of products when all compute at once")
+    link_bytes: PositiveFloat
+    latency_s: NonNegativeFloat
+    shared_gap_s: NonNegativeFloat = Field(description="passes of a layer that two share, with nothing to compute")
+    pipelined_s: NonNegativeFloat = Field(description="what a micro-batch adds to an idle pipeline of two")
+
+
+class Calibration(Request):
+    """What `rubato calibrate` measured of a cluster's workers."""
+
+    measured_at: datetime
+    host: str = Field(max_length=255)
+    cores: PositiveInt = Field(description="cores, or GPUs, of the machine it ran on")
+    alone: MeasuredAlone
+    together: MeasuredTogether | None

@@ -237,7 +237,6 @@ class NodeView(Resource):
     gpus_free: float
     accelerator: str | None = Field(None, description="what Ray calls the kind of its GPUs")
     memory_bytes: float | None = Field(None, description="memory that Ray offers to workers on the node")
-    cores: float | None = Field(None, description="cores that it computes with, where that was measured")
 
 
 class Cluster(Resource):

@@ -81,7 +81,7 @@ async def open_control_plane(
 
         wakeups = Wakeups(revisions, settings.database_poll)
         cluster = ClusterService(settings, ray)
-        plans = PlanService(cluster)
+        plans = PlanService(settings, cluster)
         job_service = JobService(settings, database, wakeups, clock, plans)
         attempts = AttemptService(settings, database, wakeups, clock)
         admission = Admission(database, wakeups, clock)

@@ -45,11 +45,14 @@ class Software:
     ``unfused_attention``: the scores. ``gathered_inputs``: under sequence parallelism, the inputs of the products as
     gathered over the tensor axis (DTensor), which are otherwise gathered once more in backward (Megatron).
     ``composed_norms``: an RMSNorm of several operations (torch on CPU), which keeps the normalised values too.
+    ``autocast``: the residual stream stays in 32 bits, and every product casts its own copy of its input
+    (torch.autocast, which remembers those of weights alone).
     """
 
     unfused_attention: bool = False
     gathered_inputs: bool = False
     composed_norms: bool = False
+    autocast: bool = False
 
 
 ENGINE_GPU = Software(gathered_inputs=True)
@@ -131,8 +134,10 @@ def kept_bytes_per_token(
     """
     element, hidden = precision.activation, float(decoder.hidden)
     composed = software.composed_norms and decoder.biases != "all"  # a LayerNorm is one operation everywhere
-    norms = element * hidden * (4 if composed else 2)
-    inputs = element * hidden * 2
+    stream = 4 if software.autocast else element
+    norms = stream * hidden * (4 if composed else 2)
+    casts = 2 + (1 if decoder.gated else 0) if software.autocast else 0  # of queries, keys, values; of gate and up
+    inputs = element * hidden * (2 + casts)
     masks = hidden * 2 if software.unfused_attention else 0.0
     scores = 5 * element / 2 * decoder.heads * sequence if software.unfused_attention else 0.0
     attended = decoder.query_hidden + decoder.kv_hidden
@@ -145,7 +150,7 @@ def kept_bytes_per_token(
     shared = (norms + masks) / by_sequence + inputs / (1 if software.gathered_inputs else by_sequence)
     split = (heads + mlp) / spread.tensor
     whole = shared + split + scores / spread.tensor
-    kept = {"none": whole, "selective": shared + split, "full": element * hidden / by_sequence}[spread.recompute]
+    kept = {"none": whole, "selective": shared + split, "full": stream * hidden / by_sequence}[spread.recompute]
     return kept, whole
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from rubato import __version__
-from rubato.cli import data, follow, jobs, local, plan, watch
+from rubato.cli import calibrate, data, follow, jobs, local, plan, watch
 from rubato.cli.output import DONE, INTERRUPTED, REFUSED, exit_code, note, print_error
 from rubato.problems import RubatoError
 
@@ -23,7 +23,7 @@ app = typer.Typer(
 )
 
 _COMMANDS: dict[str, dict[str, Callable[..., Any]]] = {
-    "Local stack": {"up": local.up, "down": local.down, "status": local.status},
+    "Local stack": {"up": local.up, "down": local.down, "status": local.status, "calibrate": calibrate.calibrate},
     "Jobs": {
         "plan": plan.plan,
         "submit": jobs.submit,

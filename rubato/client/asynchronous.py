@@ -24,7 +24,7 @@ from rubato.client.connection import (
     through_proxies,
 )
 from rubato.client.sse import END, Decoder, ServerSentEvent
-from rubato.plans import Plan
+from rubato.plans import Calibration, Plan
 from rubato.resources import Checkpoint, Cluster, Event, Job, LogSource, Metric, Operation, OperationState, Page
 from rubato.spec import JobSpec
 from rubato.states import JobState
@@ -69,6 +69,10 @@ class AsyncClient:
     ) -> Plan:
         """What a spec would come to, on the cluster or on one named like h100:64; ``price`` is a worker's an hour."""
         return await self._send(calls.plan(spec, cluster, sizes, price))
+
+    async def calibrate(self, measured: Calibration) -> Calibration:
+        """Has plans rest on what was measured."""
+        return await self._send(calls.calibrate(measured))
 
     async def jobs(
         self,

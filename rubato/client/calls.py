@@ -12,7 +12,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import TypeAdapter, ValidationError
 
-from rubato.plans import Plan, PlanRequest
+from rubato.plans import Calibration, Plan, PlanRequest
 from rubato.problems import FieldProblem, RubatoError
 from rubato.resources import CancelRequest, Checkpoint, Cluster, Event, Job, LogSource, Metric, Operation, Page, Problem
 from rubato.spec import JobSpec, as_given
@@ -86,6 +86,10 @@ def plan(
     given = as_given(spec) if isinstance(spec, JobSpec) else dict(spec)
     request = PlanRequest(spec=given, cluster=cluster, sizes=None if sizes is None else list(sizes), price=price)
     return Call("POST", "/v1/plans", _reader(Plan), body=request.model_dump(mode="json"))
+
+
+def calibrate(measured: Calibration) -> Call[Calibration]:
+    return Call("PUT", "/v1/calibrations", _reader(Calibration), body=measured.model_dump(mode="json"))
 
 
 def jobs(

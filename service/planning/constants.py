@@ -1,4 +1,4 @@
-"""The ten fitted constants of the planner: what each means, and the values shared by every prediction."""
+"""The ten fitted constants of the planner, and three that are only ever measured: what each means."""
 
 from __future__ import annotations
 
@@ -23,6 +23,12 @@ class Constants:
     exposed_share: share of communication that is not hidden though there is enough to hide it behind.
     activation_factor: kept activations, measured against the count of what backward needs.
     reserved_share: what an allocator holds beside its tensors, in fragments and caches, as a share of them.
+
+    What published runs do not tell apart, and a calibration measures where hosts are slow:
+
+    tensor_gap_s: seconds that a layer's passes take longer for being split, beside the bytes that are sent.
+    handover_s: seconds that a micro-batch costs the host of a pipeline rank, beside the bytes that are sent.
+    ends_s: seconds that embedding, head and loss of a micro-batch leave the device idle.
     """
 
     matmul_share: float
@@ -35,6 +41,9 @@ class Constants:
     exposed_share: float
     activation_factor: float
     reserved_share: float
+    tensor_gap_s: float = 0.0
+    handover_s: float = 0.0
+    ends_s: float = 0.0
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
@@ -19,10 +20,14 @@ CLUSTER_FORM = "write ACCELERATOR:COUNT, such as h100:64"
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured of a kind of worker: it stands in for the catalogue's entry and the shared constants."""
+    """What was measured of a kind of worker: it stands in for the catalogue's entry and the shared constants.
+
+    ``cores``: of a node, by what its workers computed all at once against one alone.
+    """
 
     accelerator: Accelerator
     constants: Constants
+    cores: float = inf
 
 
 @dataclass(frozen=True)
@@ -54,19 +59,30 @@ class Fleet:
     def cluster(self, workers: int) -> Cluster:
         """The cluster that so many workers see: on CPUs, those of a node share its cores and its memory."""
         one = self.accelerator
-        if self.cpus is not None:
-            beside = min(workers, self.node_size)
-            share = min(self.cpus, self.cores / beside)
-            one = replace(
-                one,
-                memory_bytes=inf if self.node_memory is None else self.node_memory / beside,
-                peak_flops=one.peak_flops * share,
-                matmul_flops=one.matmul_flops * share,
-                single_flops=one.single_flops * share,
-                vector_flops=one.vector_flops * share,
-                memory_bandwidth=one.memory_bandwidth * share,
-            )
-        return Cluster(one, workers, self.node_size, self.accelerator.network_bytes)
+        if self.cpus is None:
+            return Cluster(one, workers, self.node_size, one.network_bytes)
+        beside = min(workers, self.node_size)
+        share = min(self.cpus, self.cores / beside)
+        mates = min(1.0, self.cores / beside)
+        one = replace(
+            one,
+            memory_bytes=inf if self.node_memory is None else self.node_memory / beside,
+            peak_flops=one.peak_flops * share,
+            matmul_flops=one.matmul_flops * share,
+            single_flops=one.single_flops * share,
+            vector_flops=one.vector_flops * share,
+            memory_bandwidth=one.memory_bandwidth * share,
+            link_bytes=one.link_bytes * mates,  # it is the cores that copy
+        )
+        return Cluster(one, workers, self.node_size, one.network_bytes, self.cores, self.cpus)
+
+    def constants_for(self, workers: int) -> Constants:
+        """What overheads come to where so many workers share the cores of their nodes."""
+        if self.cpus is None:
+            return self.constants
+        share = min(1.0, self.cores / min(workers, self.node_size))
+        shared = ("layer_gap_s", "tensor_gap_s", "handover_s", "ends_s", "hop_latency_s")
+        return replace(self.constants, **{name: getattr(self.constants, name) / share for name in shared})
 
 
 def named_fleet(text: str, workers: WorkersSpec, measured: Mapping[str, Measured] | None = None) -> Fleet:
@@ -87,7 +103,8 @@ def named_fleet(text: str, workers: WorkersSpec, measured: Mapping[str, Measured
     constants = found.constants if found else fitted()
     if known.name == CPU:
         size = int(count)
-        return Fleet(one, size, size, constants, found is not None, f"{count} workers on CPUs", workers.cpus)
+        cores = found.cores if found else inf
+        return Fleet(one, size, size, constants, found is not None, f"{count} workers on CPUs", workers.cpus, cores)
     return Fleet(one, int(count), known.node_size, constants, found is not None, f"{count} x {known.name}")
 
 
@@ -118,7 +135,7 @@ def live_fleet(
         calibrated=found is not None,
         source=f"the live cluster: {len(able)} nodes with room for {sum(rooms)} workers on CPUs",
         cpus=workers.cpus,
-        cores=min(node.cores or node.cpus for node in able),
+        cores=found.cores if found else min(node.cpus for node in able),
         node_memory=min(memories) if len(memories) == len(able) else None,
     )
 
@@ -136,13 +153,14 @@ def unseen_fleet(workers: WorkersSpec, measured: Mapping[str, Measured] | None =
         calibrated=found is not None,
         source="CPUs, while the cluster cannot be seen",
         cpus=workers.cpus,
+        cores=found.cores if found else inf,
     )
 
 
 def _gpu_fleet(nodes: list[NodeView], measured: Mapping[str, Measured]) -> Fleet | None:
     if not nodes:
         return None
-    kinds = [_kind(node.accelerator) for node in nodes]
+    kinds = [kind_of(node.accelerator) for node in nodes]
     entries = [measured[kind].accelerator if kind in measured else catalogue()[kind] for kind in kinds]
     calibrated = all(kind in measured for kind in kinds)
     gpus = [int(node.gpus) for node in nodes]
@@ -157,10 +175,15 @@ def _gpu_fleet(nodes: list[NodeView], measured: Mapping[str, Measured]) -> Fleet
     )
 
 
-def _kind(name: str | None) -> str:
-    """The catalogue's name for what Ray calls an accelerator, the smallest of several sizes."""
-    text = (name or "").lower().removeprefix("nvidia-").removeprefix("amd-instinct-").removesuffix("-oam")
-    text = text.replace("geforce-", "").replace("rtx-", "rtx")
+def kind_of(name: str | None) -> str:
+    """The catalogue's name for what Ray or a driver calls an accelerator, the smallest of several sizes.
+
+    Raises:
+        RubatoError: the catalogue has none of that name.
+    """
+    text = (name or "").lower().replace(" ", "-").removeprefix("nvidia-").removeprefix("amd-instinct-")
+    text = text.removesuffix("-oam").removesuffix("-hbm3").replace("geforce-", "").replace("rtx-", "rtx")
+    text = re.sub(r"-(sxm\d?|pcie)", "", text)
     text = f"{text}b" if text.endswith("g") else text
     fitting = [entry for entry in catalogue().values() if entry.name == text or entry.name.startswith(f"{text}-")]
     if not text or not fitting:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from rubato.arithmetic import AUTOCAST, BF16, FP32, Decoder, Precision, Recompute
+from dataclasses import replace
+
+from rubato.arithmetic import AUTOCAST, BF16, ENGINE_CPU, ENGINE_GPU, FP32, Decoder, Precision, Recompute
 from rubato.layout import layout_for
 from rubato.pipelines import ScheduleName, stages_of
 from rubato.spec import JobSpec, parse_spec
@@ -20,6 +22,7 @@ _SCHEDULES: dict[ScheduleName, Schedule] = {
     "dualpipev": "interleaved",
 }
 _PRECISIONS: dict[str, Precision] = {"fp32": FP32, "bf16_pure": BF16}
+_WITHOUT_AUTOCAST = ("fp32", "bf16_pure")
 
 
 def work_of(spec: JobSpec) -> Work:
@@ -30,7 +33,15 @@ def work_of(spec: JobSpec) -> Work:
 
 def runtime_of(spec: JobSpec) -> Runtime:
     """How Rubato's engine runs it: fused attention, and 32-bit masters under any precision."""
-    return Runtime(attention="flash2", precision=_PRECISIONS.get(spec.train.precision, AUTOCAST))
+    precision = spec.train.precision
+    software = ENGINE_GPU if spec.workers.gpus else ENGINE_CPU
+    return Runtime(
+        attention="flash2",
+        precision=_PRECISIONS.get(precision, AUTOCAST),
+        compiled=spec.train.compile is True,
+        engine=replace(software, autocast=precision not in _WITHOUT_AUTOCAST),
+        loss_chunks=spec.memory.loss_chunks,
+    )
 
 
 def layout_of(spec: JobSpec, workers: int) -> Layout | None:

@@ -8,6 +8,7 @@ from math import inf, log
 
 from rubato.problems import FieldProblem, SpecError
 from rubato.spec import JobSpec
+from service.planning.constants import Constants
 from service.planning.elastic import SLACK
 from service.planning.fleet import Fleet
 from service.planning.from_spec import layout_of, runtime_of, space_of, with_layout, work_of
@@ -42,16 +43,15 @@ class JobPlanner:
     def __init__(self, spec: JobSpec, fleet: Fleet) -> None:
         self.spec, self.fleet = spec, fleet
         self.work, self.runtime, self.space = work_of(spec), runtime_of(spec), space_of(spec)
-        self._searches: dict[Accelerator, Search] = {}
+        self._searches: dict[tuple[Accelerator, Constants], Search] = {}
 
     def search(self, workers: int) -> Search:
         """Layouts as so many workers see their cluster."""
-        cluster = self.fleet.cluster(workers)
-        if cluster.accelerator not in self._searches:
-            self._searches[cluster.accelerator] = Search(
-                self.work, cluster, self.runtime, self.fleet.constants, self.space
-            )
-        return self._searches[cluster.accelerator]
+        cluster, constants = self.fleet.cluster(workers), self.fleet.constants_for(workers)
+        key = cluster.accelerator, constants
+        if key not in self._searches:
+            self._searches[key] = Search(self.work, cluster, self.runtime, constants, self.space)
+        return self._searches[key]
 
     def choose(self) -> Layout:
         """The replica, as a layout without a data axis, that is nearest to the best at all sizes of the job together.

@@ -112,7 +112,7 @@ class MemoryModel:
     def _kept_bytes(self, layout: Layout) -> tuple[float, float]:
         key = (layout.tensor, layout.recompute, layout.sequence_parallel)
         if key not in self._kept:
-            software = Software(unfused_attention=self.runtime.attention == "unfused")
+            software = self.runtime.engine or Software(unfused_attention=self.runtime.attention == "unfused")
             self._kept[key] = kept_bytes_per_token(
                 self.work.model, layout, self.runtime.precision, self.work.sequence, software
             )

@@ -10,7 +10,8 @@ from rubato.arithmetic import training_flops_per_token
 from rubato.layout import runs_in_schedule
 from service.planning.candidates import Space, pipeline_degrees, replicas, tensor_degrees
 from service.planning.constants import Constants, fitted
-from service.planning.memory import Memory, MemoryModel
+from service.planning.engine_memory import memory_model
+from service.planning.memory import Memory
 from service.planning.shapes import Cluster, Layout, Runtime, Work
 from service.planning.throughput import StepTime, TimeModel
 
@@ -79,7 +80,7 @@ class Search:
         self.space = space or Space()
         runtime, constants = runtime or Runtime(), constants or fitted()
         self.time = TimeModel(work, cluster, runtime, constants)
-        self.memory = MemoryModel(work, cluster.accelerator, runtime, constants)
+        self.memory = memory_model(work, cluster.accelerator, runtime, constants)
         self.limit = cluster.accelerator.memory_bytes * (1 - margin)
         self._flops = work.tokens * training_flops_per_token(work.model, work.sequence)
         self._replicas = {

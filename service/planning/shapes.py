@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, inf
 from typing import Literal
 
-from rubato.arithmetic import BF16, Decoder, Precision, Recompute
+from rubato.arithmetic import BF16, Decoder, Precision, Recompute, Software
 from rubato.layout import split_evenly
 
 Schedule = Literal["1f1b", "gpipe", "interleaved"]
@@ -90,7 +90,8 @@ class Runtime:
     fused. ``early_stop``: recomputation ends with the last tensor that backward needs (torch.utils.checkpoint since
     2.1), so a layer's last product is not done again. ``overlapped_tensor``: backward's tensor-parallel collectives run
     beside the products of weight gradients (Megatron since arXiv:2205.05198). ``launch_blocking``: the host waits for
-    every kernel (CUDA_LAUNCH_BLOCKING=1).
+    every kernel (CUDA_LAUNCH_BLOCKING=1). ``engine``: how Rubato's engine computes a layer; None: other software, of
+    which less is known. ``loss_chunks``: parts that logits and loss of a micro-batch are computed in.
     """
 
     attention: Attention = "flash2"
@@ -99,6 +100,8 @@ class Runtime:
     early_stop: bool = True
     overlapped_tensor: bool = False
     launch_blocking: bool = False
+    engine: Software | None = None
+    loss_chunks: int = 1
 
 
 @dataclass(frozen=True)
@@ -129,12 +132,23 @@ class Accelerator:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Equal accelerators in nodes of ``node_size``; ``network_bytes`` one way, per second and device."""
+    """Equal accelerators in nodes of ``node_size``; ``network_bytes`` one way, per second and device.
+
+    ``cores``: that the workers of a node share, if they do; ``cores_each``: how many one of them can use.
+    """
 
     accelerator: Accelerator
     count: int
     node_size: int
     network_bytes: float
+    cores: float = inf
+    cores_each: float = 1.0
+
+    def bubble_share(self, pipeline: int) -> float:
+        """Time of a pipeline's bubble against one whose ranks have nothing to share: those who wait leave cores."""
+        beside = min(self.count, self.node_size)
+        busy = max(1.0, beside / pipeline)
+        return min(self.cores_each, self.cores / beside) / min(self.cores_each, self.cores / busy)
 
     @classmethod
     def of(cls, accelerator: Accelerator, count: int) -> Cluster:

@@ -67,7 +67,8 @@ class TimeModel:
         key = (layout.tensor, layout.context, layout.micro_batch, layout.recompute, layout.sequence_parallel)
         if key not in self._layers:
             head = compute.head(self._kernels, self.work.model, layout, self.work.sequence)
-            self._layers[key] = self._layer(layout), head
+            ends = Passes(self.constants.ends_s / 3, self.constants.ends_s * 2 / 3)
+            self._layers[key] = self._layer(layout), head + ends
         return self._layers[key]
 
     def _layer(self, layout: Layout) -> LayerTime:
@@ -78,6 +79,7 @@ class TimeModel:
             again -= compute.last_product(k, model, layout, self.work.sequence)
         blocking = self.constants.blocking_gap_s * layout.tensor
         gap = blocking if self.runtime.launch_blocking else self.constants.layer_gap_s
+        gap += self.constants.tensor_gap_s if layout.tensor > 1 else 0.0
         forwards_in_backward = layout.recompute == "full"
         return LayerTime(
             kernels=whole,
@@ -120,7 +122,12 @@ class TimeModel:
         layer, head = self.layer(layout)
         stages = self._stages(layout, layer.total, head.total)
         slowest = max(stages)
-        return slowest, (sum(stages) - slowest) / layout.virtual_stages
+        return slowest, self._bubble(layout, stages)
+
+    def _bubble(self, layout: Layout, stages: list[float]) -> float:
+        """Seconds that the slowest rank waits; who computes meanwhile may have cores that the others leave."""
+        waits = (sum(stages) - max(stages)) / layout.virtual_stages
+        return waits * self.cluster.bubble_share(layout.pipeline)
 
     def _stages(self, layout: Layout, layer: float, head: float) -> list[float]:
         neighbour = self._pipeline_transfer(layout)
@@ -154,7 +161,7 @@ class TimeModel:
             data_communication=layers * data.per_layer
             + heads * data.per_head
             + data.per_step(held / layout.tensor, max(per_rank)),
-            bubble=(sum(stages) - slowest) / layout.virtual_stages,
+            bubble=self._bubble(layout, stages),
             optimizer=compute.optimizer(self._kernels, updated),
         )
 
@@ -165,7 +172,8 @@ class TimeModel:
         stride = layout.tensor * (layout.shards if layout.data_inner else layout.context)
         tokens = layout.micro_batch * self.work.sequence / layout.context
         message = self.runtime.precision.activation * tokens * self.work.model.hidden / layout.tensor
-        return 2 * layout.virtual_stages * transfer(self.cluster, self.constants, stride, message)
+        seconds = 2 * transfer(self.cluster, self.constants, stride, message) + self.constants.handover_s
+        return layout.virtual_stages * seconds
 
     def tokens_per_s(self, layout: Layout) -> float:
         """Tokens a second of all workers together."""

@@ -6,14 +6,17 @@ import asyncio
 
 import structlog
 
-from rubato.plans import Plan, PlanRequest
+from rubato.calibrations import keep_calibration, read_calibrations
+from rubato.plans import Calibration, Plan, PlanRequest
 from rubato.problems import FieldProblem, RubatoError, SpecError
 from rubato.spec import JobSpec, WorkersSpec, is_planned, parse_spec
 from service.cluster.service import ClusterService
-from service.planning.fleet import Fleet, live_fleet, named_fleet, unseen_fleet
+from service.planning.calibration import measured_by
+from service.planning.fleet import Fleet, Measured, live_fleet, named_fleet, unseen_fleet
 from service.planning.from_spec import layout_of, with_layout
 from service.planning.job_plan import JobPlanner, resolve, spread
 from service.plans.view import size_view
+from service.settings import Settings
 
 log = structlog.get_logger(__name__)
 
@@ -21,10 +24,29 @@ SHOWN_SIZES = 8
 
 
 class PlanService:
-    """Plans. It looks at the cluster and computes; nothing is stored."""
+    """Plans, with what was measured of the cluster where something was."""
 
-    def __init__(self, cluster: ClusterService) -> None:
+    def __init__(self, settings: Settings, cluster: ClusterService) -> None:
+        self._home = settings.home
         self._cluster = cluster
+
+    def calibrations(self) -> dict[str, Calibration]:
+        """What was measured, by device. Raises RubatoError (503) when its file cannot be used."""
+        return read_calibrations(self._home)
+
+    def calibrate(self, measured: Calibration) -> None:
+        """Plans with a measurement from now on.
+
+        Raises:
+            RubatoError: the planner does not know such a device (422), or it cannot be stored (503).
+        """
+        measured_by(measured)
+        keep_calibration(self._home, measured)
+        log.info("cluster.calibrated", device=measured.alone.device, host=measured.host)
+
+    async def _measured(self) -> dict[str, Measured]:
+        found = await asyncio.to_thread(self.calibrations)
+        return dict(map(measured_by, found.values()))
 
     async def plan(self, request: PlanRequest) -> Plan:
         """What a spec would come to.
@@ -35,7 +57,7 @@ class PlanService:
         """
         spec = parse_spec(request.spec)
         if request.cluster is not None:
-            fleet: Fleet | None = named_fleet(request.cluster, spec.workers)
+            fleet: Fleet | None = named_fleet(request.cluster, spec.workers, await self._measured())
         else:
             fleet = await self._live(spec.workers)
         if fleet is None:
@@ -57,7 +79,7 @@ class PlanService:
             if is_planned(spec):
                 raise _cannot_plan(error.detail) from error
         if is_planned(spec):
-            fleet = fleet or unseen_fleet(spec.workers)
+            fleet = fleet or unseen_fleet(spec.workers, await self._measured())
             if fleet is None:
                 raise _cannot_plan(f"the cluster shows no GPUs to plan for ({self._cluster.detail})")
             return await asyncio.to_thread(resolve, spec, fleet)
@@ -67,7 +89,7 @@ class PlanService:
 
     async def _live(self, workers: WorkersSpec) -> Fleet | None:
         sight = self._cluster.sight or await self._cluster.look()
-        return None if sight is None else live_fleet(sight.nodes, workers)
+        return None if sight is None else live_fleet(sight.nodes, workers, await self._measured())
 
 
 def _plan(spec: JobSpec, fleet: Fleet, request: PlanRequest) -> Plan:

@@ -65,8 +65,7 @@ class ReplicaMesh:
         if size != layout.world_size:
             raise ValueError(f"{layout} is for {layout.world_size} workers, the process group has {size}")
         if layout.replica_size == 1:
-            alone = Axis(1, 0, None)
-            return cls(device, alone, alone, None, None)
+            return cls.of_one(device)
         world = torch.arange(layout.world_size).view(layout.data, layout.pipeline, layout.tensor)
         # Every rank makes every group, in the same order: that is how new_group works.
         whole = _own_group(rank, world.flatten(1), timeout)
@@ -82,6 +81,12 @@ class ReplicaMesh:
             axes,
             whole,
         )
+
+    @classmethod
+    def of_one(cls, device: Device) -> ReplicaMesh:
+        """The mesh of a replica that is one worker, which needs no process group."""
+        alone = Axis(1, 0, None)
+        return cls(device, alone, alone, None, None)
 
     def coordinates(self, data: int) -> Coordinates:
         """This worker's place when its replica is number ``data``."""

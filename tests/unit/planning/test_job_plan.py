@@ -10,7 +10,8 @@ from rubato.problems import RubatoError, SpecError
 from rubato.resources import NodeView
 from rubato.spec import JobSpec, WorkersSpec, as_given, is_planned, parse_spec
 from service.planning.accelerators import catalogue
-from service.planning.fleet import live_fleet, named_fleet, unseen_fleet
+from service.planning.constants import fitted
+from service.planning.fleet import Measured, live_fleet, named_fleet, unseen_fleet
 from service.planning.from_spec import layout_of
 from service.planning.job_plan import JobPlanner, resolve, spread
 
@@ -69,9 +70,9 @@ def test_at_one_size_the_replica_is_that_of_the_fastest_layout() -> None:
 def test_what_the_spec_says_of_recomputation_is_kept() -> None:
     workers = {"min": 64, "max": 64, "gpus": 1}
     fleet = named_fleet("h100:64", WorkersSpec(**workers))
-    open_one, full = spec_of("70b", workers), spec_of("70b", workers, memory={"recompute": "full"})
-    assert resolve(full, fleet).memory.recompute.mode == "full"
-    assert resolve(open_one, fleet).memory.recompute.mode == "none"
+    assert resolve(spec_of("8b", workers), fleet).memory.recompute.mode == "none"
+    for mode in ("none", "selective", "full"):
+        assert resolve(spec_of("8b", workers, memory={"recompute": mode}), fleet).memory.recompute.mode == mode
 
 
 def test_a_spec_survives_being_sent_with_what_it_leaves_open() -> None:
@@ -105,17 +106,19 @@ def test_a_range_that_begins_too_small_begins_where_the_model_fits() -> None:
 
 
 def test_a_given_layout_that_cannot_fit_is_refused_with_a_change_that_makes_it_fit() -> None:
-    found = planner(spec_of("70b", {"min": 32, "max": 32, "gpus": 1}, parallelism={"tensor": 8}), "h100:32")
+    found = planner(spec_of("70b", {"min": 64, "max": 64, "gpus": 1}, parallelism={"tensor": 8}), "h100:64")
     with pytest.raises(SpecError) as refused:
         found.check()
     (problem,) = refused.value.problems
     assert problem.field == "parallelism"
+    assert "at 64 workers a worker needs" in problem.cause
     assert "pipeline 4" in problem.fix
     planner(spec_of("8b", {"min": 32, "max": 32, "gpus": 1}, parallelism={"tensor": 8}), "h100:32").check()
 
 
 def test_workers_on_cpus_share_the_memory_and_the_cores_of_their_node() -> None:
-    fleet = live_fleet([node(cpus=8, memory_bytes=8 * GIB, cores=2)], WorkersSpec(min=1, max=8))
+    measured = {"cpu-core": Measured(catalogue()["cpu-core"], fitted(), cores=2)}
+    fleet = live_fleet([node(cpus=8, memory_bytes=8 * GIB)], WorkersSpec(min=1, max=8), measured)
     assert fleet is not None
     assert (fleet.workers, fleet.node_size) == (8, 8)
     core = catalogue()["cpu-core"]
@@ -123,6 +126,7 @@ def test_workers_on_cpus_share_the_memory_and_the_cores_of_their_node() -> None:
         one = fleet.cluster(workers).accelerator
         assert one.memory_bytes == 8 * GIB / workers
         assert one.matmul_flops == pytest.approx(core.matmul_flops * cores)
+        assert fleet.constants_for(workers).layer_gap_s == pytest.approx(fitted().layer_gap_s / cores)
     with pytest.raises(SpecError, match="workers"):
         JobPlanner(spec_of("8b", {"min": 1, "max": 8}, batch=8), fleet).choose()
 

@@ -1,0 +1,1 @@
+"""Measures what the planner's models rest on: products of matrices, kernels of a layer, links, the host's overheads."""

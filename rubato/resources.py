@@ -97,6 +97,7 @@ class Progress(Resource):
     tokens: int = 0
     loss: float | None = None
     tokens_per_s: float | None = None
+    predicted_tokens_per_s: float | None = Field(None, description="at the layout it has, on the cluster as it is seen")
     mfu: float | None = None
     eta_s: float | None = None
 

@@ -83,7 +83,7 @@ async def open_control_plane(
         cluster = ClusterService(settings, ray)
         plans = PlanService(settings, cluster)
         job_service = JobService(settings, database, wakeups, clock, plans)
-        attempts = AttemptService(settings, database, wakeups, clock)
+        attempts = AttemptService(settings, database, wakeups, clock, plans)
         admission = Admission(database, wakeups, clock)
         supervisor = Supervisor(settings, database, wakeups, ray, cluster, admission, clock)
         yield ControlPlane(

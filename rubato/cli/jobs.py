@@ -136,7 +136,7 @@ def _fields(job: Job) -> list[tuple[str, str]]:
         ("state", f"{job.state}: {job.reason.message} ({job.reason.actor}, {text.age(job.reason.at)} ago)"),
         ("step", f"{progress.step} of {progress.steps}, {text.short(progress.tokens)} tokens"),
         ("loss", text.fixed(progress.loss, 4)),
-        ("speed", f"{text.short(progress.tokens_per_s)} tokens/s, MFU {text.percent(progress.mfu)}"),
+        ("speed", f"{text.short(progress.tokens_per_s)} tokens/s, MFU {text.percent(progress.mfu)}{_predicted(job)}"),
         ("left", text.duration(progress.eta_s)),
         ("workers", f"{text.workers(job)} (min {job.workers.min}, max {job.workers.max}) {members}"),
         ("layout", f"{text.layout(job.layout)} (data × pipeline × tensor), generation {job.generation}"),
@@ -145,6 +145,11 @@ def _fields(job: Job) -> list[tuple[str, str]]:
         ("created", f"{text.age(job.created_at)} ago"),
         ("run", job.run_dir),
     ]
+
+
+def _predicted(job: Job) -> str:
+    predicted = job.progress.predicted_tokens_per_s
+    return "" if predicted is None else f"; {text.short(predicted)} tokens/s were predicted"
 
 
 def scale(

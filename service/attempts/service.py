@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from rubato.problems import RubatoError
 from rubato.resources import DriverState, OperationState, SyncReply, SyncRequest
+from rubato.spec import stored_spec
 from rubato.states import JobState
 from service.attempts import journal, record, repository
 from service.attempts.journal import Untold
@@ -19,15 +20,20 @@ from service.attempts.states import path
 from service.clock import Clock
 from service.database.engine import Database
 from service.database.tables import AttemptRow, JobRow
+from service.events import repository as events
 from service.jobs import repository as jobs
 from service.jobs.lifecycle import Why, change_state, give_reason, touch
 from service.operations import lifecycle as operations
 from service.operations import repository as operation_queries
+from service.plans.predictions import SETTLED_STEPS
+from service.plans.service import PlanService
 from service.problems import not_found
 from service.settings import Settings
 from service.wakeups import Waiter, Wakeups
 
 log = structlog.get_logger(__name__)
+
+PLAN_DIFFERS = "plan.differs"
 
 # Reasons the supervisor gives while a driver cannot be heard: the first word of the driver replaces them.
 _REPLACED = frozenset({"driver_unheard", "ray_not_ready", "internal_error"})
@@ -36,7 +42,10 @@ _REPLACED = frozenset({"driver_unheard", "ray_not_ready", "internal_error"})
 class AttemptService:
     """Talks with drivers."""
 
-    def __init__(self, settings: Settings, database: Database, wakeups: Wakeups, clock: Clock) -> None:
+    def __init__(
+        self, settings: Settings, database: Database, wakeups: Wakeups, clock: Clock, plans: PlanService
+    ) -> None:
+        self._plans = plans
         # A call that is held must end well before its silence would be taken for a loss.
         self._longest = settings.heartbeat_timeout * 2 / 3
         self._database = database
@@ -138,6 +147,7 @@ class AttemptService:
             if not JobState(job.state).terminal:
                 _observe(job, request)
                 await self._follow(session, job, row, request)
+                await self._compare(session, job, request)
                 await _settle_scale(session, job, request, self._clock)
             reply = _reply(job, row)
             changed, after = job.revision != revision, job.state
@@ -147,6 +157,27 @@ class AttemptService:
             log.info("job.changed", job=job.id, attempt=row.id, state=after, reason=request.reason_code)
             self._wakeups.supervisor.set()
         return reply
+
+    async def _compare(self, session: AsyncSession, job: JobRow, request: SyncRequest) -> None:
+        """Says once in the life of a job when it is much faster or slower than predicted, and on what that rests."""
+        newest = request.metrics[-1].metric if request.metrics else None
+        if newest is None or request.layout is None or request.state is not DriverState.RUNNING:
+            return
+        settled = await jobs.metrics_of(session, job.id, [newest.step - SETTLED_STEPS])
+        if not settled or settled[newest.step - SETTLED_STEPS].record.get("generation") != newest.generation:
+            return
+        expected = self._plans.expect(stored_spec(job.spec), request.layout)
+        remark = None if expected is None else expected.remark(newest.tokens_per_s)
+        if expected is None or remark is None or await events.has_kind(session, job.id, PLAN_DIFFERS):
+            return
+        data = {
+            "predicted_tokens_per_s": expected.tokens_per_s,
+            "measured_tokens_per_s": newest.tokens_per_s,
+            "calibrated": expected.calibrated,
+            "layout": request.layout.model_dump(mode="json"),
+        }
+        events.add(session, job.id, self._clock(), PLAN_DIFFERS, remark, "service", data)
+        touch(job)
 
     async def _follow(self, session: AsyncSession, job: JobRow, attempt: AttemptRow, request: SyncRequest) -> None:
         now = self._clock()

@@ -23,3 +23,9 @@ async def page(session: AsyncSession, job_id: str, after: int, limit: int) -> Se
     """Up to ``limit`` events of a job with an id above ``after``, ascending."""
     query = select(EventRow).where(EventRow.job_id == job_id, EventRow.id > after).order_by(EventRow.id).limit(limit)
     return (await session.scalars(query)).all()
+
+
+async def has_kind(session: AsyncSession, job_id: str, kind: str) -> bool:
+    """Whether the timeline of a job has an event of a kind."""
+    query = select(EventRow.id).where(EventRow.job_id == job_id, EventRow.kind == kind).limit(1)
+    return (await session.scalars(query)).first() is not None

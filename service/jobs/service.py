@@ -91,7 +91,7 @@ class JobService:
             log.warning("run_directory.mark_left", job=job_id, cause=str(error))
         log.info("job.submitted", job=job_id, name=spec.name, workers=job.wanted_workers)
         self._wakeups.supervisor.set()
-        return view(job, intervals, self._settings.ray_dashboard, self._clock()), False
+        return view(job, intervals, self._settings.ray_dashboard, self._clock(), self._plans.expect), False
 
     async def sweep(self) -> None:
         """Takes back run directories of submissions that were cut off by a kill before their job was stored."""
@@ -160,7 +160,10 @@ class JobService:
             intervals = await repository.intervals(session, [job.id for job in rows[:limit]])
         now = self._clock()
         return Page[Job](
-            items=[view(job, intervals[job.id], self._settings.ray_dashboard, now) for job in rows[:limit]],
+            items=[
+                view(job, intervals[job.id], self._settings.ray_dashboard, now, self._plans.expect)
+                for job in rows[:limit]
+            ],
             next=cursors.encode(rows[limit - 1].number) if len(rows) > limit else None,
         )
 
@@ -258,7 +261,7 @@ class JobService:
 
     async def _view(self, session: AsyncSession, job: JobRow) -> Job:
         intervals = (await repository.intervals(session, [job.id]))[job.id]
-        return view(job, intervals, self._settings.ray_dashboard, self._clock())
+        return view(job, intervals, self._settings.ray_dashboard, self._clock(), self._plans.expect)
 
     def _announce(self, job: JobRow) -> None:
         self._wakeups.notify(job.id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 
 from rubato.resources import Job, LayoutView, Progress, Reason, Restarts, WorkersView, WorkerView
@@ -10,14 +10,19 @@ from rubato.spec import JobSpec, stored_spec
 from rubato.states import JobState
 from service.database.tables import IntervalRow, JobRow
 from service.jobs.goodput import goodput
+from service.plans.predictions import Expected
 
 _TRAINS = frozenset({JobState.RUNNING, JobState.RESIZING, JobState.RECOVERING})
 
 
-def view(job: JobRow, intervals: Iterable[IntervalRow], ray_dashboard: str, now: datetime) -> Job:
-    """The job with its history added up to ``now``."""
+Expect = Callable[[JobSpec, LayoutView], Expected | None]
+
+
+def view(job: JobRow, intervals: Iterable[IntervalRow], ray_dashboard: str, now: datetime, expect: Expect) -> Job:
+    """The job with its history added up to ``now``, and with what is expected of it at its layout."""
     spec = stored_spec(job.spec)
     state = JobState(job.state)
+    layout = None if job.layout is None else LayoutView.model_validate(job.layout)
     return Job(
         id=job.id,
         name=job.name,
@@ -28,9 +33,9 @@ def view(job: JobRow, intervals: Iterable[IntervalRow], ray_dashboard: str, now:
             {"code": job.reason_code, "message": job.reason_message, "actor": job.reason_actor, "at": job.reason_at}
         ),
         spec=spec,
-        layout=None if job.layout is None else LayoutView.model_validate(job.layout),
+        layout=layout,
         workers=_workers(job, spec, state),
-        progress=_progress(job, spec, state),
+        progress=_progress(job, spec, state, expect(spec, layout) if layout and state in _TRAINS else None),
         generation=job.generation,
         attempts=job.epoch,
         restarts=Restarts.model_validate(job.restarts),
@@ -59,7 +64,7 @@ def _workers(job: JobRow, spec: JobSpec, state: JobState) -> WorkersView:
     )
 
 
-def _progress(job: JobRow, spec: JobSpec, state: JobState) -> Progress:
+def _progress(job: JobRow, spec: JobSpec, state: JobState, expected: Expected | None) -> Progress:
     trains = state in _TRAINS
     steps = spec.train.steps
     return Progress(
@@ -68,6 +73,7 @@ def _progress(job: JobRow, spec: JobSpec, state: JobState) -> Progress:
         tokens=job.tokens,
         loss=job.loss,
         tokens_per_s=job.tokens_per_s if trains else None,
+        predicted_tokens_per_s=None if expected is None else expected.tokens_per_s,
         mfu=job.mfu if trains else None,
         eta_s=(steps - job.step) * job.step_s if trains and job.step_s is not None else None,
     )

@@ -6,15 +6,17 @@ import asyncio
 
 import structlog
 
-from rubato.calibrations import keep_calibration, read_calibrations
+from rubato.calibrations import calibration_file, keep_calibration, read_calibrations
 from rubato.plans import Calibration, Plan, PlanRequest
 from rubato.problems import FieldProblem, RubatoError, SpecError
+from rubato.resources import LayoutView
 from rubato.spec import JobSpec, WorkersSpec, is_planned, parse_spec
 from service.cluster.service import ClusterService
 from service.planning.calibration import measured_by
 from service.planning.fleet import Fleet, Measured, live_fleet, named_fleet, unseen_fleet
 from service.planning.from_spec import layout_of, with_layout
 from service.planning.job_plan import JobPlanner, resolve, spread
+from service.plans.predictions import Expected, expected
 from service.plans.view import size_view
 from service.settings import Settings
 
@@ -29,6 +31,8 @@ class PlanService:
     def __init__(self, settings: Settings, cluster: ClusterService) -> None:
         self._home = settings.home
         self._cluster = cluster
+        self._known: dict[str, Measured] = {}
+        self._read_at = 0
 
     def calibrations(self) -> dict[str, Calibration]:
         """What was measured, by device. Raises RubatoError (503) when its file cannot be used."""
@@ -45,8 +49,7 @@ class PlanService:
         log.info("cluster.calibrated", device=measured.alone.device, host=measured.host)
 
     async def _measured(self) -> dict[str, Measured]:
-        found = await asyncio.to_thread(self.calibrations)
-        return dict(map(measured_by, found.values()))
+        return await asyncio.to_thread(self._newest)
 
     async def plan(self, request: PlanRequest) -> Plan:
         """What a spec would come to.
@@ -86,6 +89,26 @@ class PlanService:
         if fleet is not None:
             await asyncio.to_thread(JobPlanner(spec, fleet).check)
         return spec
+
+    def expect(self, spec: JobSpec, layout: LayoutView) -> Expected | None:
+        """What is predicted for a job at the layout it has; None where the cluster is not known well enough."""
+        sight = self._cluster.sight
+        if sight is None:
+            return None
+        try:
+            fleet = live_fleet(sight.nodes, spec.workers, self._newest())
+        except RubatoError:
+            return None  # such a job runs without a prediction; whoever asks for a plan is told why
+        return None if fleet is None else expected(spec, layout, fleet)
+
+    def _newest(self) -> dict[str, Measured]:
+        """What was measured, read again when its file has changed."""
+        path = calibration_file(self._home)
+        changed = path.stat().st_mtime_ns if path.exists() else 0
+        if changed != self._read_at:
+            self._known = dict(map(measured_by, self.calibrations().values()))
+            self._read_at = changed
+        return self._known
 
     async def _live(self, workers: WorkersSpec) -> Fleet | None:
         sight = self._cluster.sight or await self._cluster.look()

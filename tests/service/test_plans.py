@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.service.world import World, spec
+from tests.service.world import Host, World, spec
+from tests.unit.planning.measured import calibration
 
 pytestmark = pytest.mark.parametrize("host", ["sqlite"], indirect=True)
 
@@ -31,7 +32,7 @@ async def test_a_plan_for_a_named_cluster_says_size_by_size_what_to_expect(world
     assert [size["workers"] for size in plan["sizes"]] == [8, 64]
     small, large = (size["chosen"] for size in plan["sizes"])
     assert large["layout"]["data"] == 8 * small["layout"]["data"]
-    assert 5 < large["tokens_per_s"] / small["tokens_per_s"] <= 8
+    assert 4 < large["tokens_per_s"] / small["tokens_per_s"] <= 8
     assert 0.2 < large["mfu"] < 0.7
     for chosen, workers in ((small, 8), (large, 64)):
         assert chosen["memory"]["needed"] <= chosen["memory"]["usable"]
@@ -106,3 +107,62 @@ async def test_a_request_that_makes_no_sense_is_refused(world: World, change: di
     answer = await world.http.post("/v1/plans", json={"spec": LARGE, **change})
     assert answer.status_code == 422
     assert [error["field"] for error in answer.json()["errors"]] == [field]
+
+
+async def test_a_calibration_is_kept_and_plans_rest_on_it(world: World, host: Host) -> None:
+    before = await world.post("/v1/plans", {"spec": OPEN, "cluster": "cpu:4"})
+    measured = calibration(together={}).model_dump(mode="json")
+    answer = await world.http.put("/v1/calibrations", json=measured)
+    assert answer.status_code == 200, answer.text
+    after = await world.post("/v1/plans", {"spec": OPEN, "cluster": "cpu:4"})
+    assert (before["calibrated"], after["calibrated"]) == (False, True)
+    assert before["sizes"][0]["chosen"]["tokens_per_s"] != after["sizes"][0]["chosen"]["tokens_per_s"]
+    assert (await world.get("/v1/calibrations"))["items"] == [measured]
+    async with host.world() as again:
+        assert (await again.get("/v1/calibrations"))["items"] == [measured]
+    (host.home / "calibration.json").write_text("{")
+    answer = await world.http.get("/v1/calibrations")
+    assert (answer.status_code, answer.json()["code"]) == (503, "calibration_unreadable")
+    assert (await world.http.put("/v1/calibrations", json=measured)).status_code == 200
+    assert (await world.get("/v1/calibrations"))["items"] == [measured]
+
+
+async def test_a_device_the_planner_does_not_know_is_not_kept(world: World) -> None:
+    measured = calibration(alone={"device": "Tesla T4"}).model_dump(mode="json")
+    answer = await world.http.put("/v1/calibrations", json=measured)
+    assert (answer.status_code, answer.json()["code"]) == (422, "accelerator_unknown")
+    assert (await world.get("/v1/calibrations"))["items"] == []
+
+
+async def differing(world: World) -> list[dict[str, Any]]:
+    (job,) = (await world.get("/v1/jobs"))["items"]
+    events = (await world.get(f"/v1/jobs/{job['id']}/events"))["items"]
+    return [event for event in events if event["kind"] == "plan.differs"]
+
+
+async def test_a_job_shows_its_prediction_and_an_event_says_once_that_it_is_far_off(world: World) -> None:
+    job, driver = await world.running()
+    predicted = (await world.job(job["id"]))["progress"]["predicted_tokens_per_s"]
+    assert predicted > 0
+    about = {"tokens_per_s": predicted * 1.2}
+    await driver.sync("RUNNING", metrics=[driver.metric(step, **about) for step in range(1, 26)])
+    assert await differing(world) == []
+    slow = {"tokens_per_s": predicted / 4}
+    await driver.sync("RUNNING", metrics=[driver.metric(step, **slow) for step in range(26, 30)])
+    await driver.sync("RUNNING", metrics=[driver.metric(30, **slow)])
+    (event,) = await differing(world)
+    assert event["actor"] == "service"
+    assert "the catalogue" in event["message"]
+    assert event["data"]["calibrated"] is False
+    assert event["data"]["predicted_tokens_per_s"] == pytest.approx(predicted)
+
+
+async def test_the_first_steps_of_a_generation_say_nothing_of_its_speed(world: World) -> None:
+    _, driver = await world.running()
+    slow = {"tokens_per_s": 1e-3}
+    await driver.sync("RUNNING", metrics=[driver.metric(step, **slow) for step in range(1, 11)])
+    later = [driver.metric(step, generation=2, **slow) for step in range(11, 25)]
+    await driver.sync("RUNNING", metrics=later)
+    assert await differing(world) == []
+    await driver.sync("RUNNING", metrics=[driver.metric(step, generation=2, **slow) for step in range(25, 32)])
+    assert len(await differing(world)) == 1

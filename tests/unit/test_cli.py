@@ -25,11 +25,19 @@ from scripted_plane import (
     stream,
 )
 
-from rubato.cli import app, follow, jobs, plan, watch
+from rubato.cli import app, calibrate, follow, jobs, plan, watch
 from rubato.client import AsyncClient, Client
 from rubato.problems import RubatoError
 
 Run = Callable[..., int]
+
+_ALONE = dict.fromkeys(
+    ("single_flops", "half_flops", "attention_flops", "copy_bytes", "optimizer_bytes", "layer_s", "gap_s", "ends_s"),
+    1e9,
+)
+_SIZES = {"layer_hidden": 256, "layer_tokens": 1024, "layer_length": 256, "layer_s": 0.1, "gap_s": 1e-3, "ends_s": 0.0}
+FOUND = {"alone": {"device": "cpu", **_ALONE, **_SIZES}, "together": None, "cores": 2}
+MEASURED = {**FOUND, "measured_at": "2026-01-02T03:04:05Z", "host": "here"}
 
 
 @pytest.fixture
@@ -40,6 +48,7 @@ def plane() -> ControlPlane:
     return ControlPlane(
         {
             "POST /v1/jobs": [httpx.Response(201, json=job(state="QUEUED"))],
+            "PUT /v1/calibrations": [httpx.Response(200, json=MEASURED)],
             "POST /v1/plans": [httpx.Response(200, json=a_plan())],
             "GET /v1/jobs": [httpx.Response(200, json=page)],
             "GET /v1/jobs/demo": [httpx.Response(200, json=job())],
@@ -72,7 +81,7 @@ def run(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> Run:
     def async_client(url: str | None = None) -> AsyncClient:
         return plane.async_client()
 
-    for module in (jobs, follow, plan):
+    for module in (jobs, follow, plan, calibrate):
         monkeypatch.setattr(module, "Client", client)
     monkeypatch.setattr(watch, "AsyncClient", async_client)
     monkeypatch.setattr(watch, "_LOOK_S", 0.01)
@@ -339,3 +348,36 @@ def test_plan_sends_no_layout_that_the_spec_leaves_out(
     assert [size["workers"] for size in printed["sizes"]] == [8, 16]
     assert run("submit", "-f", spec_file) == 0
     assert "parallelism" not in json.loads(plane.requests[1].content)
+
+
+def program(folder: Path, name: str, text: str) -> str:
+    """An interpreter that prints what a measurement would."""
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_calibrate_keeps_what_was_measured_and_tells_the_control_plane(
+    run: Run, plane: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python = program(tmp_path, "python", f"echo \"$@\" > {tmp_path}/asked; echo noise; echo '{json.dumps(FOUND)}'")
+    monkeypatch.setattr(sys, "executable", python)
+    assert run("calibrate", "--workers", 2, "--home", tmp_path / "home", "--json") == 0
+    assert (tmp_path / "asked").read_text().split() == ["-m", "workers.engine.calibration", "--workers", "2"]
+    (printed,) = documents(capsys.readouterr().out)
+    assert printed["alone"] == FOUND["alone"]
+    (sent,) = plane.requests
+    assert json.loads(sent.content)["cores"] == 2
+    kept = json.loads((tmp_path / "home" / "calibration.json").read_text())
+    assert kept == {"cpu": printed}
+
+
+def test_a_measurement_that_fails_says_why(
+    run: Run, plane: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "executable", program(tmp_path, "python", "echo 'No module named torch' >&2; exit 1"))
+    assert run("calibrate", "--home", tmp_path / "home") == 3
+    assert "No module named torch" in capsys.readouterr().err
+    assert not (tmp_path / "home").exists()
+    assert plane.requests == []

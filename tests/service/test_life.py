@@ -39,6 +39,7 @@ async def test_whole_life_of_a_job(world: World) -> None:
     assert shown["state"] == "RUNNING"
     assert shown["workers"]["observed"] == 4
     assert shown["layout"]["tensor"] == 2
+    assert shown["progress"].pop("predicted_tokens_per_s") > 0
     assert shown["progress"] == {
         "step": 10,
         "steps": 10,

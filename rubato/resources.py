@@ -163,6 +163,13 @@ class Event(Resource):
     data: dict[str, Any] = {}
 
 
+class Spread(Resource):
+    """The least and the most of something over all workers."""
+
+    min: float
+    max: float
+
+
 class Metric(Resource):
     """What one optimizer step reported."""
 
@@ -180,6 +187,16 @@ class Metric(Resource):
     validation_loss: float | None = None
     exposed_comm_s: float | None = Field(
         None, description="seconds the step waited for sums of gradients that its backward pass did not hide"
+    )
+    data_s: float | None = Field(None, description="seconds of the step that the reporting worker waited for samples")
+    flops_per_s: float | None = Field(None, description="model FLOP/s of all workers, what MFU is a share of")
+    memory_bytes: int | None = Field(None, description="of the reporting worker: on its GPU, else of its process")
+    memory_peak_bytes: int | None = Field(None, description="the most it has held so far")
+    gradient_norms: dict[str, float] | None = Field(
+        None, description="by group of layers, before clipping; every `monitor.every` steps"
+    )
+    workers: dict[str, Spread] | None = Field(
+        None, description="of step_s, data_s and memory over all workers; every `monitor.every` steps"
     )
 
 
@@ -219,7 +236,7 @@ class Operation(Resource):
 
     id: str
     job_id: str
-    kind: Literal["scale", "cancel"]
+    kind: Literal["scale", "cancel", "profile"]
     request: dict[str, Any]
     state: OperationState
     message: str | None
@@ -274,6 +291,19 @@ class CancelRequest(Request):
     force: bool = Field(False, description="kill the workers at once instead of saving first")
 
 
+class ProfileRequest(Request):
+    steps: int = Field(3, gt=0, le=100, description="how many to record, from the next one on")
+    ranks: list[Annotated[int, Field(ge=0)]] = Field([0], min_length=1, max_length=64, description="world ranks")
+
+
+class StoredFileView(Resource):
+    """A file that a run has made for people to look at."""
+
+    path: str = Field(description="in the run directory; what to ask for below `files/`")
+    bytes: int
+    modified_at: datetime
+
+
 # What the driver says to the control plane and hears from it.
 
 
@@ -325,6 +355,14 @@ class SyncRequest(Request):
     wait_s: float = Field(0.0, ge=0, le=60, description="hold the reply until there is news or this long")
 
 
+class ProfileOrder(Resource):
+    """Steps to record, and the operation that asked for it."""
+
+    operation: str
+    steps: int
+    ranks: list[int]
+
+
 class SyncReply(Resource):
     """What the control plane wants of the attempt. A higher version replaces a lower one."""
 
@@ -332,5 +370,6 @@ class SyncReply(Resource):
     workers: int
     operation: str | None = Field(description="the operation that asked for ``workers`` or for the cancel")
     cancel: Literal["no", "drain", "force"] = "no"
+    profile: ProfileOrder | None = None
     events_acknowledged: int = Field(description="highest event seq stored, 0: none")
     metrics_acknowledged: int

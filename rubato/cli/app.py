@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from rubato import __version__
-from rubato.cli import calibrate, data, follow, jobs, local, plan, watch
+from rubato.cli import artifacts, calibrate, data, follow, jobs, local, plan, watch
 from rubato.cli.output import DONE, INTERRUPTED, REFUSED, exit_code, note, print_error
 from rubato.problems import RubatoError
 
@@ -38,6 +38,8 @@ _COMMANDS: dict[str, dict[str, Callable[..., Any]]] = {
         "events": follow.events,
         "metrics": follow.metrics,
         "logs": follow.logs,
+        "profile": artifacts.profile,
+        "files": artifacts.files,
     },
 }
 

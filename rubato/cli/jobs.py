@@ -164,7 +164,7 @@ def scale(
         operation = client.scale(job, workers)
         if wait:
             operation = client.wait_for_operation(operation.id)
-    return _report(operation, json, f"{job} goes to {workers} workers")
+    return report_operation(operation, json, f"{job} goes to {workers} workers")
 
 
 def cancel(
@@ -179,10 +179,11 @@ def cancel(
         operation = client.cancel(job, force=force)
         if wait:
             operation = client.wait_for_operation(operation.id)
-    return _report(operation, json, f"{job} is being cancelled")
+    return report_operation(operation, json, f"{job} is being cancelled")
 
 
-def _report(operation: Operation, as_json: bool, begun: str) -> int:
+def report_operation(operation: Operation, as_json: bool, begun: str) -> int:
+    """Prints how far an operation has come; the exit code."""
     if as_json:
         print_json(operation)
     elif operation.state in (OperationState.DONE, OperationState.FAILED):

@@ -25,7 +25,18 @@ from rubato.client.connection import (
 )
 from rubato.client.sse import END, Decoder, ServerSentEvent
 from rubato.plans import Calibration, Plan
-from rubato.resources import Checkpoint, Cluster, Event, Job, LogSource, Metric, Operation, OperationState, Page
+from rubato.resources import (
+    Checkpoint,
+    Cluster,
+    Event,
+    Job,
+    LogSource,
+    Metric,
+    Operation,
+    OperationState,
+    Page,
+    StoredFileView,
+)
 from rubato.spec import JobSpec
 from rubato.states import JobState
 
@@ -93,6 +104,18 @@ class AsyncClient:
 
     async def cancel(self, job: str, *, force: bool = False) -> Operation:
         return await self._send(calls.cancel(job, force))
+
+    async def profile(self, job: str, *, steps: int = 3, ranks: Sequence[int] = (0,)) -> Operation:
+        """Has workers record their next steps; the files are among ``files`` once the operation is done."""
+        return await self._send(calls.profile(job, steps, ranks))
+
+    async def files(self, job: str) -> Page[StoredFileView]:
+        """Traces, tables and boards of a run."""
+        return await self._send(calls.files(job))
+
+    async def file(self, job: str, path: str) -> bytes:
+        """The content of one of its files."""
+        return await self._send(calls.file(job, path))
 
     async def operation(self, operation: str) -> Operation:
         return await self._send(calls.operation(operation))

@@ -14,7 +14,19 @@ from pydantic import TypeAdapter, ValidationError
 
 from rubato.plans import Calibration, Plan, PlanRequest
 from rubato.problems import FieldProblem, RubatoError
-from rubato.resources import CancelRequest, Checkpoint, Cluster, Event, Job, LogSource, Metric, Operation, Page, Problem
+from rubato.resources import (
+    CancelRequest,
+    Checkpoint,
+    Cluster,
+    Event,
+    Job,
+    LogSource,
+    Metric,
+    Operation,
+    Page,
+    Problem,
+    StoredFileView,
+)
 from rubato.spec import JobSpec, as_given
 from rubato.states import JobState
 
@@ -123,6 +135,11 @@ def cancel(job: str, force: bool) -> Call[Operation]:
     return Call("POST", _job_path(job, "cancel"), _reader(Operation), body=body, repeatable=False)
 
 
+def profile(job: str, steps: int, ranks: Sequence[int]) -> Call[Operation]:
+    body = {"steps": steps, "ranks": list(ranks)}
+    return Call("POST", _job_path(job, "profile"), _reader(Operation), body=body, repeatable=False)
+
+
 def operation(operation: str) -> Call[Operation]:
     return Call("GET", f"/v1/operations/{quote(operation, safe='')}", _reader(Operation))
 
@@ -165,6 +182,14 @@ def _given(query: LogQuery) -> dict[str, str | int]:
 
 def checkpoints(job: str) -> Call[Page[Checkpoint]]:
     return Call("GET", _job_path(job, "checkpoints"), _reader(Page[Checkpoint]))
+
+
+def files(job: str) -> Call[Page[StoredFileView]]:
+    return Call("GET", _job_path(job, "files"), _reader(Page[StoredFileView]))
+
+
+def file(job: str, path: str) -> Call[bytes]:
+    return Call("GET", _job_path(job, f"files/{quote(path)}"), bytes)
 
 
 def cluster() -> Call[Cluster]:

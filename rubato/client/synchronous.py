@@ -24,7 +24,18 @@ from rubato.client.connection import (
 )
 from rubato.client.sse import END, Decoder, ServerSentEvent
 from rubato.plans import Calibration, Plan
-from rubato.resources import Checkpoint, Cluster, Event, Job, LogSource, Metric, Operation, OperationState, Page
+from rubato.resources import (
+    Checkpoint,
+    Cluster,
+    Event,
+    Job,
+    LogSource,
+    Metric,
+    Operation,
+    OperationState,
+    Page,
+    StoredFileView,
+)
 from rubato.spec import JobSpec
 from rubato.states import JobState
 
@@ -101,6 +112,18 @@ class Client:
     def cancel(self, job: str, *, force: bool = False) -> Operation:
         """Ends a job after a last checkpoint; with ``force`` at once."""
         return self._send(calls.cancel(job, force))
+
+    def profile(self, job: str, *, steps: int = 3, ranks: Sequence[int] = (0,)) -> Operation:
+        """Has workers record their next steps; the files are among ``files`` once the operation is done."""
+        return self._send(calls.profile(job, steps, ranks))
+
+    def files(self, job: str) -> Page[StoredFileView]:
+        """Traces, tables and boards of a run."""
+        return self._send(calls.files(job))
+
+    def file(self, job: str, path: str) -> bytes:
+        """The content of one of its files."""
+        return self._send(calls.file(job, path))
 
     def operation(self, operation: str) -> Operation:
         return self._send(calls.operation(operation))

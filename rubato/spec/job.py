@@ -23,6 +23,7 @@ from rubato.problems import FieldProblem
 from rubato.spec.data import DataSpec
 from rubato.spec.device_map import device_map_problems, devices_of_worker, layers_of
 from rubato.spec.model import ModelSpec
+from rubato.spec.monitor import MonitorSpec, ProfileSpec
 from rubato.spec.pretrained import with_pretrained
 from rubato.spec.section import Section, refuse
 from rubato.spec.sections import (
@@ -35,6 +36,7 @@ from rubato.spec.sections import (
     TrainSpec,
     WorkersSpec,
 )
+from rubato.tokenizers import NONE
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 
@@ -57,6 +59,8 @@ class JobSpec(Section):
     workers: WorkersSpec
     checkpoint: CheckpointSpec = CheckpointSpec()
     faults: FaultsSpec = FaultsSpec()
+    monitor: MonitorSpec = MonitorSpec()
+    profile: ProfileSpec = ProfileSpec()
 
     @model_validator(mode="before")
     @classmethod
@@ -75,6 +79,7 @@ class JobSpec(Section):
             _compile_problems,
             device_map_problems,
             _average_problems,
+            _monitor_problems,
         )
         problems = [problem for check in checks for problem in check(self)]
         if not problems and "parallelism" in self.model_fields_set:  # else the planner finds sizes for it
@@ -287,6 +292,29 @@ def _average_problems(spec: JobSpec) -> Iterator[FieldProblem]:
             "data.validation.ema",
             "no moving average of the weights is kept",
             "set optimizer.ema, such as 0.999, or leave it out",
+        )
+
+
+def _monitor_problems(spec: JobSpec) -> Iterator[FieldProblem]:
+    most = spec.data.sequence_length - 1
+    if spec.monitor.samples.every and spec.monitor.samples.tokens > most:
+        yield FieldProblem(
+            "monitor.samples.tokens",
+            f"{spec.monitor.samples.tokens} tokens and a prompt do not fit into data.sequence_length "
+            f"({spec.data.sequence_length})",
+            f"use at most {most}",
+        )
+    if spec.monitor.samples.every and spec.data.tokenizer == NONE:
+        yield FieldProblem(
+            "monitor.samples.every",
+            "prompts are text, and data.tokenizer is none",
+            "use 0, or give the tokenizer the corpus was made with",
+        )
+    if spec.profile.steps is not None and spec.profile.steps[1] > spec.train.steps:
+        yield FieldProblem(
+            "profile.steps",
+            f"step {spec.profile.steps[1]} is after the last one ({spec.train.steps})",
+            "use steps of the run",
         )
 
 

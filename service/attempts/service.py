@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from pathlib import Path
+from typing import Any
 
 import structlog
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -111,7 +112,7 @@ class AttemptService:
             assert newest is not None  # rows are never deleted
             assert job is not None
             _check_fence(newest, job, request)
-            return _reply(job, newest)
+            return _reply(job, newest, await _profile_order(session, job))
 
     async def _missing(self, job_id: str, request: SyncRequest) -> Untold:
         """What lies between the reports stored and those of a request: nothing, unless the database is an old copy."""
@@ -149,7 +150,7 @@ class AttemptService:
                 await self._follow(session, job, row, request)
                 await self._compare(session, job, request)
                 await _settle_scale(session, job, request, self._clock)
-            reply = _reply(job, row)
+            reply = _reply(job, row, await _profile_order(session, job))
             changed, after = job.revision != revision, job.state
         if changed:
             self._wakeups.notify(job.id)
@@ -239,7 +240,15 @@ async def _settle_scale(session: AsyncSession, job: JobRow, request: SyncRequest
             touch(job)
 
 
-def _reply(job: JobRow, attempt: AttemptRow) -> SyncReply:
+async def _profile_order(session: AsyncSession, job: JobRow) -> dict[str, Any] | None:
+    """What is to be recorded, as long as nobody has said that it was."""
+    for operation in await operation_queries.unfinished(session, job.id):
+        if operation.kind == "profile":
+            return {"operation": operation.id, **operation.request}
+    return None
+
+
+def _reply(job: JobRow, attempt: AttemptRow, profile: dict[str, Any] | None) -> SyncReply:
     cancel = job.wanted_cancel
     if JobState(job.state).terminal and attempt.reported_at is None:
         cancel = "force"  # the job was ended without its driver
@@ -249,6 +258,7 @@ def _reply(job: JobRow, attempt: AttemptRow) -> SyncReply:
             "workers": job.wanted_workers,
             "operation": job.wanted_operation,
             "cancel": cancel,
+            "profile": profile,
             "events_acknowledged": job.events_acknowledged,
             "metrics_acknowledged": job.metrics_acknowledged,
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -15,6 +16,20 @@ from service.health.schemas import Saturation
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _METHODS = frozenset({"GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"})
+
+
+_OF_STEP = {
+    "grad_norm": ("rubato_job_gradient_norm", "Gradient norm of the newest step, before clipping"),
+    "lr": ("rubato_job_learning_rate", "Learning rate of the newest step"),
+    "step_s": ("rubato_job_step_seconds", "Time of the newest step"),
+    "data_s": ("rubato_job_data_wait_seconds", "Time of the newest step spent waiting for samples"),
+    "exposed_comm_s": ("rubato_job_exposed_communication_seconds", "Communication that computation did not hide"),
+    "flops_per_s": ("rubato_job_model_flops_per_second", "Model FLOP/s of all workers"),
+    "mfu": ("rubato_job_mfu", "Share of the workers' peak FLOP/s that the model's arithmetic is"),
+    "memory_bytes": ("rubato_job_memory_bytes", "Memory of the reporting worker"),
+    "memory_peak_bytes": ("rubato_job_memory_peak_bytes", "Most memory the reporting worker has held"),
+    "validation_loss": ("rubato_job_validation_loss", "Held-out loss of the newest step, where it was evaluated, nats"),
+}
 
 
 class Measures:
@@ -34,6 +49,7 @@ class Measures:
         self._step = self._gauge("rubato_job_step", "Optimizer steps done", "job", "name")
         self._loss = self._gauge("rubato_job_loss", "Loss of the newest step, nats", "job", "name")
         self._speed = self._gauge("rubato_job_tokens_per_second", "Speed of the newest step", "job", "name")
+        self._of_step = {name: self._gauge(*described, "job", "name") for name, described in _OF_STEP.items()}
         self._wanted = self._gauge("rubato_job_workers_desired", "Workers wanted", "job", "name")
         self._held = self._gauge("rubato_drivers_waiting", "Drivers whose sync call is held")
         self._waiting = self._gauge("rubato_requests_waiting", "Calls and streams that wait for a change")
@@ -49,12 +65,25 @@ class Measures:
         self._seconds.labels(method, route).observe(seconds)
 
     def exposition(
-        self, counts: Mapping[str, int], unfinished: Sequence[JobRow], saturation: Saturation, reachable: bool
+        self,
+        counts: Mapping[str, int],
+        unfinished: Sequence[JobRow],
+        newest: Mapping[str, Mapping[str, Any]],
+        saturation: Saturation,
+        reachable: bool,
     ) -> bytes:
-        """All metrics as text, with jobs as they are now; those of a job that is over are gone."""
+        """All metrics as text, with jobs as they are now; those of a job that is over are gone.
+
+        Args:
+            counts: jobs by state.
+            unfinished: the jobs that are not over.
+            newest: what the newest step of each reported, by job.
+            saturation: of this control plane.
+            reachable: whether the Ray cluster is.
+        """
         for state in JobState:
             self._jobs.labels(state).set(counts.get(state, 0))
-        for gauge in (self._step, self._loss, self._speed, self._wanted):
+        for gauge in (self._step, self._loss, self._speed, self._wanted, *self._of_step.values()):
             gauge.clear()
         for job in unfinished:
             self._step.labels(job.id, job.name).set(job.step)
@@ -63,6 +92,10 @@ class Measures:
                 self._loss.labels(job.id, job.name).set(job.loss)
             if job.tokens_per_s is not None and job.state == JobState.RUNNING:
                 self._speed.labels(job.id, job.name).set(job.tokens_per_s)
+            if job.state == JobState.RUNNING:
+                for name, gauge in self._of_step.items():
+                    if (value := newest.get(job.id, {}).get(name)) is not None:
+                        gauge.labels(job.id, job.name).set(float(value))
         self._held.set(saturation.drivers_waiting)
         self._waiting.set(saturation.requests_waiting)
         self._round.set(saturation.round_seconds)

@@ -86,8 +86,10 @@ class HealthService:
         async with self._database.reading() as session:
             counts = await jobs.count_by_state(session)
             unfinished = await jobs.unfinished(session)
+            newest = await jobs.newest_metrics(session, [job.id for job in unfinished])
         saturation = self.saturation(counts.get(JobState.QUEUED, 0))
-        return measures.exposition(counts, unfinished, saturation, self._cluster.sight is not None)
+        records = {job_id: row.record for job_id, row in newest.items()}
+        return measures.exposition(counts, unfinished, records, saturation, self._cluster.sight is not None)
 
     def _look_at_supervisor(self) -> SupervisorPart:
         live, failure = self.live(), self._supervisor.failure

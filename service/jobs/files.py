@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rubato.checkpoints import survey
-from rubato.resources import Checkpoint, LayoutView, LogSource, Page
+from rubato.resources import Checkpoint, LayoutView, LogSource, Page, StoredFileView
 from service.cursors import number
 from service.database.engine import Database
-from service.jobs import logs
+from service.jobs import artifacts, logs
 from service.jobs.service import JobService
 from service.jobs.view import members
 
@@ -111,6 +111,15 @@ class JobFiles:
         """The checkpoints of a job, newest first. ``verified`` is false for one whose files are not as they were."""
         folder = await self._run_dir(name_or_id) / "checkpoints"
         return Page[Checkpoint](items=await asyncio.to_thread(_checkpoints, folder), next=None)
+
+    async def stored(self, name_or_id: str) -> Page[StoredFileView]:
+        """The files that a run has made for people to look at."""
+        found = await asyncio.to_thread(artifacts.listed, await self._run_dir(name_or_id))
+        return Page[StoredFileView](items=found, next=None)
+
+    async def stored_path(self, name_or_id: str, path: str) -> Path:
+        """Where one of them is. Raises RubatoError (404)."""
+        return await asyncio.to_thread(artifacts.path_of, await self._run_dir(name_or_id), path)
 
     async def _run_dir(self, name_or_id: str) -> Path:
         async with self._database.reading() as session:

@@ -96,5 +96,6 @@ async def _end_operations(session: AsyncSession, job: JobRow, new: JobState, why
         elif operation.kind == "cancel":
             operations.end(operation, OperationState.DONE, f"the job was over first: {new}", why.at)
         else:
-            message = f"the job was over before the size was reached: {new}"
+            what = "the size was reached" if operation.kind == "scale" else "it was done"
+            message = f"the job was over before {what}: {new}"
             operations.end(operation, OperationState.FAILED, message, why.at)

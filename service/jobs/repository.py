@@ -107,6 +107,16 @@ async def metrics_page(session: AsyncSession, job_id: str, after: int, limit: in
     return (await session.scalars(query)).all()
 
 
+async def newest_metrics(session: AsyncSession, job_ids: Iterable[str]) -> dict[str, MetricRow]:
+    """What the newest step of each job reported, by job."""
+    query = (
+        select(MetricRow)
+        .join(JobRow, (JobRow.id == MetricRow.job_id) & (JobRow.step == MetricRow.step))
+        .where(MetricRow.job_id.in_(set(job_ids)))
+    )
+    return {row.job_id: row for row in await session.scalars(query)}
+
+
 async def metrics_of(session: AsyncSession, job_id: str, steps: Iterable[int]) -> dict[int, MetricRow]:
     """The metrics of some steps of a job, by step."""
     query = select(MetricRow).where(MetricRow.job_id == job_id, MetricRow.step.in_(set(steps)))

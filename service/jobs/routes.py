@@ -5,9 +5,20 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Body, Header, Query, Request, Response
-from fastapi.responses import PlainTextResponse
+from fastapi.responses import FileResponse, PlainTextResponse
 
-from rubato.resources import CancelRequest, Checkpoint, Job, LogSource, Metric, Operation, Page, ScaleRequest
+from rubato.resources import (
+    CancelRequest,
+    Checkpoint,
+    Job,
+    LogSource,
+    Metric,
+    Operation,
+    Page,
+    ProfileRequest,
+    ScaleRequest,
+    StoredFileView,
+)
 from rubato.spec import JobSpec
 from rubato.states import JobState
 from service import streams
@@ -91,6 +102,40 @@ async def cancel_job(
 ) -> Operation:
     """Lets a job save a checkpoint and stop; with `{"force": true}` stops it at once. The body may be left out."""
     return await jobs.cancel(job, request is not None and request.force)
+
+
+@router.post(
+    "/{job}/profile", status_code=202, summary="Record steps of a running job", responses=problems_doc(404, 409, 422)
+)
+async def profile_job(
+    job: str,
+    jobs: JobsDep,
+    request: Annotated[
+        ProfileRequest | None, Body(openapi_examples={"two ranks": {"value": {"steps": 3, "ranks": [0, 1]}}})
+    ] = None,
+) -> Operation:
+    """Has workers record their next steps with the profiler, while training goes on. The body may be left out.
+
+    Once the operation is done, `files` lists the traces and tables.
+    """
+    return await jobs.profile(job, request or ProfileRequest())
+
+
+@router.get("/{job}/files", summary="Traces, tables and boards of a run", responses=problems_doc(404, 409))
+async def list_files(job: str, files: FilesDep) -> Page[StoredFileView]:
+    """What the profiler has recorded, and the TensorBoard files."""
+    return await files.stored(job)
+
+
+@router.get(
+    "/{job}/files/{path:path}",
+    summary="A file of a run",
+    response_class=FileResponse,
+    responses=problems_doc(404, 409),
+)
+async def get_file(job: str, path: str, files: FilesDep) -> FileResponse:
+    """One of those that `files` lists."""
+    return FileResponse(await files.stored_path(job, path), filename=path.replace("/", "-"))
 
 
 @router.get(

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from rubato.layout import nearest_sizes
 from rubato.problems import FieldProblem, RubatoError
-from rubato.resources import Job, Metric, Operation, OperationState, Page, Restarts
+from rubato.resources import Job, Metric, Operation, OperationState, Page, ProfileRequest, Restarts
 from rubato.spec import JobSpec, as_given, stored_spec
 from rubato.states import JobState
 from service import cursors
@@ -27,6 +27,7 @@ from service.events import repository as events
 from service.jobs import repository, run_directory
 from service.jobs.corpus_check import check_corpus
 from service.jobs.lifecycle import Why, change_state, open_interval, want
+from service.jobs.profiles import profile_refusal
 from service.jobs.repository import JobFilter
 from service.jobs.view import view
 from service.operations import lifecycle as operations
@@ -236,6 +237,23 @@ class JobService:
                 if await attempts.open_of(session, job.id) is None:  # it lost its workers, and none are coming yet
                     await change_state(session, job, JobState.CANCELLED, why)
         log.info("job.cancelled", job=job.id, force=force, operation=operation.id)
+        self._announce(job)
+        return operations.view(operation)
+
+    async def profile(self, name_or_id: str, request: ProfileRequest) -> Operation:
+        """Has workers of a running job record their next steps.
+
+        Raises:
+            RubatoError: the job does not train or records already (409), or has no workers of these ranks (422).
+        """
+        async with self._database.writing() as session:
+            job = await self._locked(session, name_or_id)
+            refusal = profile_refusal(job, request, await operation_queries.unfinished(session, job.id))
+            if refusal is not None:
+                raise refusal
+            operation = operations.begin(session, job, "profile", request.model_dump(), self._clock())
+            want(job)
+        log.info("job.profiled", job=job.id, operation=operation.id)
         self._announce(job)
         return operations.view(operation)
 

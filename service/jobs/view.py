@@ -81,7 +81,7 @@ def _progress(job: JobRow, spec: JobSpec, state: JobState, expected: Expected | 
 
 def _links(job: JobRow, ray_dashboard: str) -> dict[str, str]:
     here = f"/v1/jobs/{job.id}"
-    parts = ("events", "metrics", "logs", "checkpoints", "scale", "cancel")
+    parts = ("events", "metrics", "logs", "checkpoints", "files", "scale", "profile", "cancel")
     links = {"self": here, **{part: f"{here}/{part}" for part in parts}, "page": f"/jobs/{job.id}"}
     if job.epoch:
         links["ray"] = f"{ray_dashboard}/#/jobs/{attempt_id(job.id, job.epoch)}"

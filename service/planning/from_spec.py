@@ -21,6 +21,7 @@ _SCHEDULES: dict[ScheduleName, Schedule] = {
     "zbv": "interleaved",
     "dualpipev": "interleaved",
 }
+_AVERAGE = 4  # bytes a parameter of a moving average, which is in fp32 like what it is of
 _PRECISIONS: dict[str, Precision] = {"fp32": FP32, "bf16_pure": BF16}
 _WITHOUT_AUTOCAST = ("fp32", "bf16_pure")
 
@@ -32,14 +33,19 @@ def work_of(spec: JobSpec) -> Work:
 
 
 def runtime_of(spec: JobSpec) -> Runtime:
-    """How Rubato's engine runs it: fused attention, and 32-bit masters under any precision."""
-    precision = spec.train.precision
+    """How Rubato's engine runs it: fused attention, and 32-bit masters under any precision.
+
+    Muon keeps one moment of a matrix; it counts as AdamW, which keeps two and bounds its memory from above.
+    """
+    precision = _PRECISIONS.get(spec.train.precision, AUTOCAST)
+    if spec.optimizer.ema is not None:
+        precision = replace(precision, optimizer=precision.optimizer + _AVERAGE)
     software = ENGINE_GPU if spec.workers.gpus else ENGINE_CPU
     return Runtime(
         attention="flash2",
-        precision=_PRECISIONS.get(precision, AUTOCAST),
+        precision=precision,
         compiled=spec.train.compile is True,
-        engine=replace(software, autocast=precision not in _WITHOUT_AUTOCAST),
+        engine=replace(software, autocast=spec.train.precision not in _WITHOUT_AUTOCAST),
         loss_chunks=spec.memory.loss_chunks,
     )
 

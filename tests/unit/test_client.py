@@ -246,6 +246,9 @@ async def test_both_clients_send_the_same_requests() -> None:
                 "GET /v1/jobs/demo": [httpx.Response(200, json=job())],
                 "POST /v1/jobs/demo/scale": [httpx.Response(202, json=operation())],
                 "POST /v1/jobs/demo/cancel": [httpx.Response(202, json=operation(kind="cancel"))],
+                "POST /v1/jobs/demo/profile": [httpx.Response(202, json=operation(kind="profile"))],
+                "GET /v1/jobs/demo/files": [page],
+                "GET /v1/jobs/demo/files/profile/a b": [httpx.Response(200, content=b"\0trace")],
                 "GET /v1/operations/o1": [httpx.Response(200, json=operation())],
                 "GET /v1/jobs/demo/checkpoints": [page],
                 "GET /v1/cluster": [cluster],
@@ -261,6 +264,9 @@ async def test_both_clients_send_the_same_requests() -> None:
             client.job("demo"),
             client.scale("demo", 8),
             client.cancel("demo", force=True),
+            client.profile("demo", steps=2, ranks=[0, 1]),
+            client.files("demo"),
+            client.file("demo", "profile/a b"),
             client.operation("o1"),
             client.checkpoints("demo"),
             client.cluster(),
@@ -278,7 +284,7 @@ async def test_both_clients_send_the_same_requests() -> None:
         return [(r.method, str(r.url), r.content, r.headers.get("idempotency-key")) for r in of.requests]
 
     assert sent(sync) == sent(asynchronous)
-    assert len(sent(sync)) == 10
+    assert len(sent(sync)) == 13
 
 
 def test_every_call_of_one_client_is_a_call_of_the_other() -> None:

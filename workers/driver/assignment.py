@@ -6,6 +6,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from rubato.spec import JobSpec
+from workers.driver.rendezvous.server import Address
+from workers.engine.run import RunDirectory
+
 
 class Assignment(BaseModel):
     """Where a worker belongs and whom it reports to.
@@ -28,3 +32,19 @@ class Assignment(BaseModel):
     host: str
     port: int
     secret: str
+
+    @classmethod
+    def of(
+        cls, run: RunDirectory, spec: JobSpec, epoch: int, replica: str, address: Address, secret: str
+    ) -> Assignment:
+        """That of the workers of a replica, in an attempt of an epoch whose rendezvous is at an address."""
+        return cls(
+            spec=spec.model_dump(mode="json"),
+            run_dir=str(run.root),
+            log_dir=str(run.logs / f"attempt-{epoch}"),
+            epoch=epoch,
+            replica=replica,
+            host=address.host,
+            port=address.port,
+            secret=secret,
+        )

@@ -23,6 +23,7 @@ from workers.driver.journal import Journal
 from workers.driver.leftovers import end_own_runs
 from workers.driver.operations import Command
 from workers.driver.outcome import Outcome
+from workers.driver.profiling import Profiling
 from workers.driver.rendezvous.orders import Ended, Formed
 from workers.driver.rendezvous.policy import Policy
 from workers.driver.rendezvous.server import Link, Loss, Rendezvous
@@ -66,8 +67,9 @@ class Driver:
         self._attempt = attempt
         self._epoch = epoch
         self._size = spec.parallelism.replica_size
-        self._journal = Journal(run, fence=lambda: run.holds(epoch))
+        self._journal = Journal(run, lambda: run.holds(epoch), board=spec.monitor.tensorboard)
         self._view = View(spec)
+        self._profiling = Profiling(self._journal, self._view.rank)
         self._casualties = Casualties()
         self._budget = Budget(spec.faults.hardware, before=hardware_restarts)
         self._workers = workers
@@ -148,7 +150,7 @@ class Driver:
             generation=formed.number if formed else self._journal.last_generation,
             layout=self._view.layout,
             members=self._view.members(self._rendezvous.links()),
-            restarts=Restarts(hardware=self._budget.spent),
+            restarts=Restarts(hardware=self._budget.spent, spike=self._journal.rollbacks),
         )
 
     # What is wanted against what is there.
@@ -160,6 +162,7 @@ class Driver:
             if self._overtaken():
                 return Outcome(None, "fenced", "a newer attempt has claimed the run directory")
             self._journal.write()
+            self._profiling.look(self._rendezvous.links())
             if self._ending is None:
                 await self._crew.start_missing()
             elif not (self._crew.joined or self._rendezvous.links()) or self._loop.time() > self._end_by:
@@ -253,6 +256,7 @@ class Driver:
         elif reply.cancel == "drain":
             self.drain("cancelled by the user", reply.operation)
         elif self._ending is None and self._outcome is None:
+            self._profiling.order(reply.profile, self._rendezvous.links())
             count = reply.workers // self._size
             if reply.operation and self._knows(reply.operation):
                 return
@@ -330,6 +334,7 @@ class Driver:
             self._changed()
         elif topic == "event":
             self._journal.event(record["kind"], record["message"], record.get("data"))
+            self._profiling.heard(link, record)
             self._changed()
         elif topic == "step" and self._chronicle.stepped(link.key, record["step"], self._loop.time()):
             self._check_scale()
@@ -387,13 +392,4 @@ class Driver:
         )
 
     def _assign(self, name: str) -> Assignment:
-        return Assignment(
-            spec=self._spec.model_dump(mode="json"),
-            run_dir=str(self._run.root),
-            log_dir=str(self._run.logs / f"attempt-{self._epoch}"),
-            epoch=self._epoch,
-            replica=name,
-            host=self._address.host,
-            port=self._address.port,
-            secret=self._secret,
-        )
+        return Assignment.of(self._run, self._spec, self._epoch, name, self._address, self._secret)

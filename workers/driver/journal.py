@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from rubato.resources import DriverEvent, Metric, SequencedMetric
 from workers.driver.record import Line, RecordFile
 from workers.engine.run import RunDirectory
+from workers.engine.watch.board import Board
 
 log = logging.getLogger(__name__)
 
@@ -29,12 +30,19 @@ class Journal:
     Args:
         run: whose record it is.
         fence: whether this attempt may still write.
+        board: whether metrics and samples are also shown by TensorBoard.
+
+    Attributes:
+        rollbacks: how often this attempt went back because of a spike.
 
     Raises:
         OSError: the record cannot be read; when it is made only.
     """
 
-    def __init__(self, run: RunDirectory, fence: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, run: RunDirectory, fence: Callable[[], bool] = lambda: True, *, board: bool = False) -> None:
+        self._board = Board(run.tensorboard) if board else None
+        self._step = 0
+        self.rollbacks = 0
         self._events = RecordFile(run.events, fence)
         self._metrics = RecordFile(run.metrics, fence)
         self._lost = 0
@@ -67,12 +75,23 @@ class Journal:
             failed=failed,
         )
         self._events.append(event.model_dump(mode="json", exclude={"seq"}))
+        self.rollbacks += kind == "spike.rolled_back"
+        if self._board is not None and not self.fenced:
+            self._board.take("event", {"kind": kind, "data": event.data})
 
-    def metric(self, record: Mapping[str, Any]) -> Metric:
-        """Records what a step reported. Raises pydantic.ValidationError when it is no metric."""
+    def metric(self, record: Mapping[str, Any]) -> None:
+        """Records what a step reported. Raises pydantic.ValidationError when it is no metric.
+
+        ``again`` in the record: the generation before took the step, so it may have been told of already. Then it is
+        passed over; a step that was really done again is not.
+        """
         metric = Metric.model_validate({"at": datetime.now(UTC), **record})
+        if record.get("again") and metric.step <= self._step:
+            return
+        self._step = metric.step
         self._metrics.append(metric.model_dump(mode="json"))
-        return metric
+        if self._board is not None and not self.fenced:
+            self._board.take("metric", record)
 
     def write(self) -> None:
         """Tries once more to write what could not be written."""

@@ -2,6 +2,7 @@
 
 The log goes to stderr. The last line of stdout is the result, an object in JSON:
 ``{"loss", "steps", "tokens", "tokens_per_s", "layout", "run_dir"}``.
+SIGUSR1 makes a process record its next 3 steps with the profiler, into ``profile/`` of the run directory.
 Exit status: 0 all steps are done, 1 training failed, 2 the spec, the corpus or the run directory was refused.
 """
 
@@ -11,8 +12,8 @@ import argparse
 import json
 import logging
 import os
+import signal
 import sys
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,11 @@ from workers.engine.mesh import ReplicaMesh, World
 from workers.engine.run import RunDirectory
 from workers.engine.train import TrainResult, train
 from workers.engine.watch import log_to_stderr
+from workers.engine.watch.board import Board
 
 log = logging.getLogger("workers.engine")
 
+PROFILED_STEPS = 3
 _RUN_KEY = "run"
 
 
@@ -87,6 +90,7 @@ def _run(options: argparse.Namespace) -> dict[str, Any] | None:
     if not gpu:
         torch.set_num_threads(max(1, round(spec.workers.cpus)))
     world = World.from_environment(gpu=gpu)
+    record = None
     try:
         run, epoch = _open_run(spec, options.run_dir, world)
         mesh = ReplicaMesh.of_world(layout, world.rank, Device.of_rank(world.local_rank, gpu=gpu))
@@ -94,9 +98,12 @@ def _run(options: argparse.Namespace) -> dict[str, Any] | None:
         membership = StaticMembership(
             layout.data, layout.coordinates(world.rank).data, world.store, record if world.rank == 0 else _nothing
         )
+        signal.signal(signal.SIGUSR1, lambda *_: membership.request_profile(PROFILED_STEPS))
         # Nobody waits for a newcomer here, so the first steps need not be rehearsed.
         result = train(spec, membership=membership, mesh=mesh, run=run, fence=lambda: run.holds(epoch), warm_up_steps=0)
     finally:
+        if record is not None:
+            record.close()
         if dist.is_initialized():
             dist.destroy_process_group()
     return _summary(spec, layout, run, result, record) if world.rank == 0 else None
@@ -150,12 +157,11 @@ def _new_folder(name: str) -> Path:
 
 
 class _Record:
-    """Keeps what the run reports: as lines in the run directory, and now and then in the log."""
+    """Keeps what the run reports: as lines in the run directory, and on its board."""
 
     def __init__(self, spec: JobSpec, run: RunDirectory) -> None:
-        self._steps = spec.train.steps
         self._run = run
-        self._logged = 0.0
+        self._board = Board(run.tensorboard) if spec.monitor.tensorboard else None
         self.tokens_per_s: float | None = None
 
     def __call__(self, kind: str, record: dict[str, Any]) -> None:
@@ -165,14 +171,15 @@ class _Record:
             self._keep(self._run.events, line)
         elif kind == "metric":
             self.tokens_per_s = record["tokens_per_s"]
+            del line["again"]  # there is one generation, so nothing is told again
             self._keep(self._run.metrics, line)
-            last = record["step"] == self._steps
-            if last or time.monotonic() - self._logged > 1:
-                self._logged = time.monotonic()
-                log.info(
-                    "step %d/%d  loss %.4f  %.0f tokens/s",
-                    record["step"], self._steps, record["loss"], record["tokens_per_s"],
-                )  # fmt: skip
+        if self._board is not None:
+            self._board.take(kind, record)
+
+    def close(self) -> None:
+        """Writes what is left."""
+        if self._board is not None:
+            self._board.close()
 
     def _keep(self, path: Path, line: dict[str, Any]) -> None:
         try:

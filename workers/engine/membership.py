@@ -79,6 +79,10 @@ class Membership(Protocol):
         """Whether the set of replicas is about to change: agree with all to leave at the end of this step."""
         ...
 
+    def profile_requested(self) -> int | None:
+        """How many steps are to be recorded from now on, as somebody has asked; asked again, None."""
+        ...
+
     def on_broken(self, callback: Callable[[], None] | None) -> None:
         """Calls ``callback`` from another thread when a member of the current generation is gone."""
         ...
@@ -133,6 +137,7 @@ class StaticMembership:
         )
         self._on_report = on_report
         self._joined = False
+        self._profile: int | None = None
         self._cause: str | None = None
 
     def join(self, standing: Standing) -> Generation | None:
@@ -147,6 +152,14 @@ class StaticMembership:
 
     def boundary_requested(self) -> bool:
         return False
+
+    def request_profile(self, steps: int) -> None:
+        """Asks this worker to record steps. From any thread, or a signal handler."""
+        self._profile = steps
+
+    def profile_requested(self) -> int | None:
+        steps, self._profile = self._profile, None
+        return steps
 
     def on_broken(self, callback: Callable[[], None] | None) -> None:
         """Nobody watches the other replicas; the connections to them do."""

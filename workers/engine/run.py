@@ -28,6 +28,8 @@ class RunDirectory:
         checkpoints/     step-00000100/, ...
         logs/            attempt-N/...
         compiled/        programs of compiled layers, a folder for each kind of machine
+        tensorboard/     event files
+        profile/         step-10/rank-0.json.gz, ...
     """
 
     def __init__(self, root: Path | str) -> None:
@@ -40,6 +42,8 @@ class RunDirectory:
         self.checkpoints = self.root / "checkpoints"
         self.logs = self.root / "logs"
         self.compiled = self.root / "compiled"
+        self.tensorboard = self.root / "tensorboard"
+        self.profile = self.root / "profile"
 
     @classmethod
     def create(cls, root: Path | str) -> RunDirectory:

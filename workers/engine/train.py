@@ -25,7 +25,7 @@ from workers.engine.checkpoint.recovery import Recovery
 from workers.engine.comm.overlap import Overlap, Start
 from workers.engine.compiled import CompileReport, keep_in
 from workers.engine.data import Ahead, Sampler, data_step, open_corpus
-from workers.engine.hooks import Checkpoint, Hook, Record, Report, Session, Validation, busy, due
+from workers.engine.hooks import Checkpoint, Hook, Record, Report, Session, busy, due, watching
 from workers.engine.membership import Generation, Membership, Standing
 from workers.engine.mesh import ReplicaMesh
 from workers.engine.optim import GroupNorms, LossScale, NotFiniteError, clip_factor, learning_rate
@@ -122,12 +122,9 @@ class Worker:
         self.recovery = Recovery(self.checkpoints, membership, mesh, self.share, self.state)
         self.checkpoint = Checkpoint(spec, membership, mesh, self.checkpoints, self.state)
         self.report = Report(spec, membership, mesh)
-        self.hooks: list[Hook] = [
-            Validation(spec, membership, self.sampler, mesh, self.state),
-            self.report,
-            CompileReport(self.share.compilation, mesh, self.tell),
-            self.checkpoint,
-        ]
+        watched = watching(spec, membership, mesh, run, self.sampler, self.share, self.state, self.report)
+        compiled = CompileReport(self.share.compilation, mesh, self.tell)
+        self.hooks: list[Hook] = [*watched, compiled, self.checkpoint]
         self.prepared: dict[str, float] | None = None
         self.commit: dict[str, float] | None = None
         self.generation: Generation | None = None
@@ -190,12 +187,13 @@ class Worker:
         shape, batch = self.spec.parallelism, self.spec.train.global_batch
         samples = sample_range(shape, batch, generation.data, generation.replica)
         runner = self.share.runner(len(samples) // shape.micro_batch)
-        return Session(generation, data, samples, runner, self.record())
+        return Session(generation, data, samples, runner, self.record(again=True))
 
     def step(self, session: Session) -> bool:
         """One optimizer step. True when all have agreed to leave the generation after it."""
         began = time.perf_counter()
         tokens_BS, targets_BS = self.sampler.batch(data_step(self.state.done, self.state.jumped), session.samples)
+        fetched = time.perf_counter()
         loss = self.backward(session.runner, tokens_BS, targets_BS, session.data.begin_sum)
         sums = torch.stack([loss, (targets_BS != NOT_COUNTED).sum().to(loss)])
         exposed_s = session.data.sum([sums])  # and waits for the buckets, which are on their way since backward
@@ -208,11 +206,13 @@ class Worker:
         *squares, loss_sum, asked = self.mesh.sum([*squares, loss_here, asked])
         tokens = float(sums[1])
         weight = self.nominal_tokens / tokens
+        norms = self.norms.by_group(squares, weight / self.state.scale.value)
         found = {
             "loss": loss_sum * weight,
             "grad_norm": sum(squares) ** 0.5 * weight / self.state.scale.value,
             "tokens": tokens,
             "exposed_comm_s": exposed_s,
+            "data_s": fetched - began,
             "seconds": time.perf_counter() - began,  # since whoever reports next may not have been there
         }
         # What is missing is not finite: the step will be skipped.
@@ -228,7 +228,7 @@ class Worker:
             self.update(commit)
             self.prepared = None
             commit["seconds"] = time.perf_counter() - began
-        session.record = self.record()
+        session.record = self.record(gradient_norms=norms)
         return leave > 0
 
     def backward(self, runner: Runner, tokens_BS: Tensor, targets_BS: Tensor, start: Start) -> Tensor:
@@ -272,9 +272,9 @@ class Worker:
             self.state.update(lr=0.0, tokens=0)
         self.state.drop()
 
-    def record(self) -> Record | None:
-        """What the last commit came to."""
-        return None if self.commit is None else Record.of(self.spec, self.state, self.commit)
+    def record(self, **more: Any) -> Record | None:
+        """What the last commit came to, with what else is known of its step."""
+        return None if self.commit is None else Record.of(self.spec, self.state, self.commit, **more)
 
     def tell(self, kind: str, message: str, data: dict[str, Any]) -> None:
         """Reports an event."""

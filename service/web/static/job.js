@@ -100,8 +100,9 @@ function begin() {
     showEvents(some);
     loop.now();
     if (some.some((event) => event.kind.startsWith("checkpoint."))) showCheckpoints();
-    // A generation that goes on from an earlier step does the steps after it again.
+    // A generation that goes on from an earlier step does the steps after it again, and so does one that went back.
     const steps = some.filter((event) => event.kind === "generation.formed").map((event) => event.data.step ?? 0);
+    steps.push(...some.filter((event) => event.kind === "spike.rolled_back").map((event) => event.data.to ?? 0));
     if (!history && steps.length) metrics.rewind(Math.min(...steps));
   }, showLink);
   streams = [events, metrics];

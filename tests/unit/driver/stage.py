@@ -98,6 +98,7 @@ class Actor(threading.Thread):
             self.step += 1
             membership.report("step", {"step": self.step})
             self.report(membership, generation)
+            self.record(membership)
             if generation.store.check([leaving]):
                 return False
             stage.may_step(self.step)
@@ -107,6 +108,12 @@ class Actor(threading.Thread):
         if generation.replica == self.place == 0 and self.step and self.step != self.reported:
             membership.report("metric", metric(self.step, generation))
             self.reported = self.step
+
+    def record(self, membership: RendezvousMembership) -> None:
+        steps = membership.profile_requested()
+        if steps is not None and self.troupe.stage.records:
+            data = {"steps": [self.step, steps], "files": [f"profile/{self.troupe.assignment.replica}-{self.place}"]}
+            membership.report("event", {"kind": "profile.saved", "message": "recorded", "data": data})
 
     def meet(self, generation: Generation, key: str) -> None:
         """A collective of all workers of the generation; the replica votes on how it went."""
@@ -174,6 +181,7 @@ class Stage:
         self._lock = threading.Lock()
         self._fits: list[threading.Thread] = []
         self.closed = False
+        self.records = True
 
     # What the driver sees of it.
 

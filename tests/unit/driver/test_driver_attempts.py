@@ -35,7 +35,9 @@ class Performance:
         self.states: list[str] = []
         self.task = asyncio.create_task(driver.run())
 
-    def command(self, workers: int, operation: str | None = None, cancel: Any = "no") -> None:
+    def command(
+        self, workers: int, operation: str | None = None, cancel: Any = "no", profile: dict[str, Any] | None = None
+    ) -> None:
         self.version += 1
         self.driver.wanted(
             SyncReply(
@@ -43,6 +45,7 @@ class Performance:
                 workers=workers,
                 operation=operation,
                 cancel=cancel,
+                profile=profile,
                 events_acknowledged=0,
                 metrics_acknowledged=0,
             )
@@ -315,3 +318,39 @@ async def test_a_size_it_cannot_run_at_is_refused_and_changes_nothing(play: Play
         refused = [(event["operation"], event["phase"], event["done"], event["failed"]) for event in it.events()[-2:]]
         assert refused == [("op-1", "refused", True, True), ("op-2", "refused", True, True)]
         assert it.driver.describe().state is DriverState.RUNNING
+
+
+async def test_workers_record_steps_as_they_are_told_and_the_operation_ends_when_all_have(play: Play) -> None:
+    async with play(workers=4, steps=10_000) as job:
+        await job.until(lambda: job.steps())
+        for _ in range(2):  # every reply says it until the operation is over
+            job.command(4, profile={"operation": "op-1", "steps": 3, "ranks": [1, 2]})
+        await job.until(lambda: job.events("profile.ended"))
+        (started,), saved, (ended,) = (job.events(f"profile.{kind}") for kind in ("started", "saved", "ended"))
+        assert (started["operation"], started["phase"], started["data"]) == (
+            "op-1",
+            "recording",
+            {"steps": 3, "ranks": [1, 2]},
+        )
+        assert sorted(event["data"]["files"][0] for event in saved) == ["profile/replica-0-1", "profile/replica-1-0"]
+        assert (ended["operation"], ended["done"], ended["failed"]) == ("op-1", True, False)
+        assert sorted(ended["data"]["files"]) == ["profile/replica-0-1", "profile/replica-1-0"]
+        job.command(4, profile={"operation": "op-2", "steps": 1, "ranks": [7]})
+        await job.until(lambda: len(job.events("profile.ended")) == 2)
+        assert job.events("profile.ended")[-1]["failed"]
+        job.driver.force("enough")
+        await job.end()
+
+
+async def test_nobody_waits_for_what_a_lost_worker_was_to_record(play: Play) -> None:
+    async with play(workers=4, steps=10_000) as job:
+        await job.until(lambda: job.steps())
+        job.stage.records = False
+        job.command(4, profile={"operation": "op-1", "steps": 3, "ranks": [3]})
+        await job.until(lambda: job.events("profile.started"))
+        job.stage.kill("replica-1")
+        await job.until(lambda: job.events("profile.ended"))
+        (ended,) = job.events("profile.ended")
+        assert (ended["failed"], "was gone before" in ended["message"]) == (True, True)
+        job.driver.force("enough")
+        await job.end()

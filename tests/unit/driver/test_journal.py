@@ -71,6 +71,31 @@ def test_the_next_attempt_goes_on_where_the_last_one_was_cut_off(run: RunDirecto
     ]
 
 
+def test_a_step_that_is_told_again_is_told_once_but_one_done_again_is_told_again(run: RunDirectory) -> None:
+    journal = Journal(run)
+    for step, again in ((1, False), (2, False), (2, True), (3, True), (4, False), (2, False), (2, True)):
+        journal.metric(STEP | {"step": step, "again": again})
+    told = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    assert [each["step"] for each in told] == [1, 2, 3, 4, 2]
+    assert "again" not in told[0]
+
+
+def test_metrics_and_samples_are_on_the_board_too(run: RunDirectory) -> None:
+    Journal(run).metric(STEP)
+    assert not run.tensorboard.exists()
+    journal = Journal(run, board=True)
+    journal.metric(STEP)
+    journal.event("sample", "text", {"step": 1, "prompt": "a", "text": "b"})
+    assert len(list(run.tensorboard.iterdir())) == 1
+
+
+def test_going_back_is_counted(run: RunDirectory) -> None:
+    journal = Journal(run)
+    for kind in ("spike.rolled_back", "spike.skipped", "spike.rolled_back"):
+        journal.event(kind, "a spike")
+    assert journal.rollbacks == 2
+
+
 def test_a_loss_that_is_no_number_is_kept(run: RunDirectory) -> None:
     Journal(run).metric(STEP | {"loss": math.nan})
     assert math.isnan(Journal(run).pending()[1][0].metric.loss)

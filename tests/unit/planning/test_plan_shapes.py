@@ -102,6 +102,8 @@ def test_a_spec_becomes_work_a_runtime_and_a_layout() -> None:
     assert runtime_of(spec).precision == AUTOCAST
     whole = spec.model_copy(update={"train": spec.train.model_copy(update={"precision": "fp32"})})
     assert runtime_of(whole).precision == FP32
+    averaged = spec.model_copy(update={"optimizer": spec.optimizer.model_copy(update={"ema": 0.999})})
+    assert runtime_of(averaged).precision.optimizer == AUTOCAST.optimizer + 4
     assert layout_of(spec, 8) == Layout(
         tensor=2, pipeline=2, data=2, micro_batch=3, sequence_parallel=True, stage_layers=(4, 4)
     )

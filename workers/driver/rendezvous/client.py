@@ -44,6 +44,7 @@ class RendezvousMembership:
         self._generation = 0
         self._broken = -1
         self._boundary = -1
+        self._profile: int | None = None
         self._save = False
         self._on_broken: Callable[[], None] | None = None
         self._store: TCPStore | None = None
@@ -96,6 +97,12 @@ class RendezvousMembership:
     def boundary_requested(self) -> bool:
         """Whether the current generation is to be left at the end of a step."""
         return self._boundary == self._generation
+
+    def profile_requested(self) -> int | None:
+        """How many steps are to be recorded from now on; asked again, None."""
+        with self._changed:
+            steps, self._profile = self._profile, None
+        return steps
 
     def on_broken(self, callback: Callable[[], None] | None) -> None:
         """Calls ``callback`` from another thread when a member of the current generation is gone, or is already."""
@@ -174,6 +181,8 @@ class RendezvousMembership:
                     self._answer = message
                 case protocol.Boundary():
                     self._boundary = message.generation
+                case protocol.Profile():
+                    self._profile = message.steps
                 case protocol.Broken():
                     self._broken = message.generation
                     callback = self._on_broken

@@ -150,7 +150,14 @@ class Release(Message):
     save: bool
 
 
-ToWorker = Welcome | Form | Boundary | Broken | Release
+class Profile(Message):
+    """Record the next ``steps`` steps with the profiler."""
+
+    kind: Literal["profile"] = "profile"
+    steps: int
+
+
+ToWorker = Welcome | Form | Boundary | Broken | Release | Profile
 
 _FROM_WORKER: TypeAdapter[FromWorker] = TypeAdapter(Annotated[FromWorker, Field(discriminator="kind")])
 _TO_WORKER: TypeAdapter[ToWorker] = TypeAdapter(Annotated[ToWorker, Field(discriminator="kind")])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from rubato.spec import JobSpec
 from workers.engine.optim import learning_rate
@@ -17,6 +17,9 @@ class Record:
 
     ``step_tokens`` are the real tokens of this step, ``loss_scale`` the scale after it. A step whose loss or gradient
     norm is not finite has None there, and was skipped.
+
+    Attributes:
+        again: the generation before took the step, and its reporter may have told of it.
     """
 
     step: int
@@ -29,10 +32,14 @@ class Record:
     exposed_comm_s: float | None = None
     loss_scale: int = 1
     validation_loss: float | None = None
+    data_s: float | None = None
+    gradient_norms: dict[str, float] | None = None
+    workers: dict[str, dict[str, float]] | None = None
+    again: bool = False
 
     @classmethod
-    def of(cls, spec: JobSpec, state: TrainingState, commit: Mapping[str, float]) -> Self:
-        """What a commit came to that has led to a state."""
+    def of(cls, spec: JobSpec, state: TrainingState, commit: Mapping[str, float], **more: Any) -> Self:
+        """What a commit came to that has led to a state, with what else is known of the step."""
         return cls(
             step=state.done,
             loss=commit.get("loss"),
@@ -43,6 +50,8 @@ class Record:
             step_s=commit["seconds"],
             exposed_comm_s=commit.get("exposed_comm_s"),
             loss_scale=state.scale.value,
+            data_s=commit.get("data_s"),
+            **more,
         )
 
     @property

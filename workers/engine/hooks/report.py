@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import asdict
 
@@ -10,7 +11,12 @@ from workers.engine.hooks.hook import Session
 from workers.engine.hooks.record import Record
 from workers.engine.membership import Generation, Membership
 from workers.engine.mesh import ReplicaMesh
-from workers.engine.watch import Throughput, model_flops_utilization, peak_flops
+from workers.engine.optim.norms import layer_groups
+from workers.engine.watch import Throughput, flops_per_token, model_flops_utilization, peak_flops
+from workers.engine.watch.gradients import GradientWatch
+from workers.engine.watch.memory import memory_of
+
+log = logging.getLogger(__name__)
 
 
 class Report:
@@ -26,6 +32,7 @@ class Report:
         self._throughput = Throughput()
         self._generation: int | None = None
         self._reported: int | None = None
+        self._gradients = GradientWatch(layer_groups(spec.model.layers))
         self._first = mesh.pipeline.index == mesh.tensor.index == 0
         self._peak = peak_flops(mesh.device.torch_device, spec.train.precision) if self._first else 0.0
 
@@ -41,25 +48,43 @@ class Report:
             self._generation = generation.number
             self._throughput.restart()
         rate = self._throughput.add(record.step_tokens, record.step_s)
-        workers = self._mesh.layout(generation.data).world_size
-        metric = asdict(record) | {
-            "tokens_per_s": rate,
-            "mfu": model_flops_utilization(rate, self._spec, workers, self._peak),
-            "generation": generation.number,
-            "data": generation.data,
-        }
-        del metric["step_tokens"], metric["loss_scale"]
+        self._reported = record.step
         if record.skipped:
             self._tell_skipped(record)
         else:
-            self._membership.report("metric", metric)
-        self._reported = record.step
+            self._tell_metric(generation, record, rate)
+            for event in self._gradients.see(record.step, record.gradient_norms) if record.gradient_norms else ():
+                self._membership.report("event", event)
         loss = record.validation_loss
         if loss is not None:
             message = f"validation loss {loss:.4f} (perplexity {perplexity(loss):.2f}) at step {record.step}"
             data = {"step": record.step, "loss": loss, "perplexity": perplexity(loss)}
             event = {"kind": "validation", "message": message, "data": data}
             self._membership.report("event", event)
+
+    def _tell_metric(self, generation: Generation, record: Record, rate: float) -> None:
+        memory = memory_of(self._mesh.device.torch_device)
+        metric = asdict(record) | {
+            "tokens_per_s": rate,
+            "flops_per_s": rate * flops_per_token(self._spec),
+            "mfu": model_flops_utilization(rate, self._spec, self._mesh.layout(generation.data).world_size, self._peak),
+            "memory_bytes": memory.now,
+            "memory_peak_bytes": memory.peak,
+            "generation": generation.number,
+            "data": generation.data,
+        }
+        del metric["step_tokens"], metric["loss_scale"]
+        due = record.step % self._spec.monitor.every == 0
+        if not due:
+            del metric["gradient_norms"]
+        self._membership.report("metric", metric)
+        if due or record.step == self._spec.train.steps:
+            log.info(
+                "step %d/%d  loss %.4f  gradient norm %.3g  lr %.3g  %.0f tokens/s  step %.3g s  data wait %.2g s  "
+                "MFU %.1f %%  memory %.0f MB, at most %.0f",
+                record.step, self._spec.train.steps, record.loss, record.grad_norm, record.lr, rate, record.step_s,
+                record.data_s or 0.0, 100 * metric["mfu"], memory.now / 1e6, memory.peak / 1e6,
+            )  # fmt: skip
 
     def _tell_skipped(self, record: Record) -> None:
         what = "gradients" if record.loss is not None else "loss"

@@ -64,3 +64,8 @@ class GroupNorms:
             sums.index_add_(0, self._index, here.double().square())
         found: list[float] = sums.tolist()
         return found
+
+    def by_group(self, squares: Sequence[float], factor: float) -> dict[str, float]:
+        """The norms of the groups of the whole copy, from their squares; ``factor`` is what gradients are to be
+        multiplied with."""
+        return {name: square**0.5 * factor for name, square in zip(self.groups, squares, strict=True)}

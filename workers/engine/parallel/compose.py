@@ -35,6 +35,7 @@ class ModelShare:
         parameters: by global name, the same in every layout; DTensors where a tensor axis splits the model.
         counted: for each of them, whether its gradient counts here in a norm over the replica.
         compilation: whether the layers are compiled.
+        loss: where the logits of the last stage end.
     """
 
     def __init__(self, spec: JobSpec, mesh: ReplicaMesh) -> None:
@@ -51,7 +52,7 @@ class ModelShare:
         nominal = spec.train.global_batch * spec.data.sequence_length
         chunks, last = spec.memory.loss_chunks, self.parts[-1]
         head = last.head if chunks > 1 and last.output is not None else None
-        self._loss = TokenLoss(nominal, spec.data.vocab_size, self._axis, head, chunks)
+        self.loss = TokenLoss(nominal, spec.data.vocab_size, self._axis, head, chunks)
         self.parameters: dict[str, nn.Parameter] = dict(self._named())
         self._tied = TiedGradient.of(mesh.pipeline, self._held, list(self.parameters), tied=spec.model.tie_embeddings)
         self.counted = [
@@ -118,8 +119,8 @@ class ModelShare:
         """Runs ``micro_batches`` of them a step. All workers of the replica ask for the same number."""
         shape = self._spec.parallelism
         if shape.pipeline == 1:
-            return OneStage(self.parts[0], shape.micro_batch, self._loss)
-        return ManyStages(self.parts, self._held, shape, self._mesh, micro_batches, self._boundary(), self._loss)
+            return OneStage(self.parts[0], shape.micro_batch, self.loss)
+        return ManyStages(self.parts, self._held, shape, self._mesh, micro_batches, self._boundary(), self.loss)
 
     def _boundary(self) -> Boundary:
         batch, length = self._spec.parallelism.micro_batch, self._spec.data.sequence_length

@@ -135,9 +135,13 @@ class TokenLoss:
         self._head = head
         self._chunks = chunks
         self._scale = 1.0
+        self._listener: Callable[[Tensor], None] | None = None
 
     def __call__(self, outputs: Tensor, targets_BS: Tensor) -> Tensor:
         """The loss of one micro-batch, from its logits (B, S, V), or from this rank's hidden states (B, S, D)."""
+        if self._listener is not None:
+            self._listener(outputs if self._head is None else self._head(outputs))
+            return outputs.new_zeros(())
         targets_BS = targets_BS.to(outputs.device)  # which is another one where layers are placed by hand
         if self._head is None:
             return self._of_logits(outputs, targets_BS)
@@ -175,6 +179,15 @@ class TokenLoss:
             yield
         finally:
             self._scale = 1.0
+
+    @contextmanager
+    def heard_by(self, listener: Callable[[Tensor], None]) -> Iterator[None]:
+        """While it is entered, the listener is given the logits of each micro-batch, this rank's share of them."""
+        self._listener = listener
+        try:
+            yield
+        finally:
+            self._listener = None
 
     @contextmanager
     def computing(self) -> Iterator[None]:

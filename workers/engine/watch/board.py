@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tensorboardX import SummaryWriter
+from tensorboardX.proto.summary_pb2 import Summary
+
+log = logging.getLogger(__name__)
 
 SCALARS = {
     "loss": "train/loss",
@@ -38,6 +42,17 @@ class Board:
         self._writer: SummaryWriter | None = None
         self._last = 0
 
+    def take(self, kind: str, record: Mapping[str, Any]) -> None:
+        """Takes in what a worker reports, as far as it belongs on the board. Never fails for the sake of storage."""
+        try:
+            if kind == "metric":
+                self.metric(record)
+            elif kind == "event" and record["kind"] == "sample":
+                data = record["data"]
+                self.sample(data["step"], data["prompt"], data["text"])
+        except OSError:
+            log.exception("the TensorBoard files in %s lack something", self._folder)
+
     def metric(self, metric: Mapping[str, Any]) -> None:
         """Takes in a metric, as of ``rubato.resources.Metric``."""
         step = metric["step"]
@@ -45,14 +60,13 @@ class Board:
             self._open(step)
         assert self._writer is not None
         self._last = step
-        for name, tag in SCALARS.items():
-            if metric.get(name) is not None:
-                self._writer.add_scalar(tag, metric[name], step)
-        for group, norm in (metric.get("gradient_norms") or {}).items():
-            self._writer.add_scalar(f"gradients/{group}", norm, step)
+        values = {tag: metric[name] for name, tag in SCALARS.items() if metric.get(name) is not None}
+        values |= {f"gradients/{group}": norm for group, norm in (metric.get("gradient_norms") or {}).items()}
         for name, spread in (metric.get("workers") or {}).items():
-            for end in ("min", "max"):
-                self._writer.add_scalar(f"workers/{name} {end}", spread[end], step)
+            values |= {f"workers/{name} {end}": spread[end] for end in ("min", "max")}
+        # All in one event: an event each would cost a small step much of its time.
+        summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
+        self._writer.file_writer.add_summary(summary, step)
 
     def sample(self, step: int, prompt: str, text: str) -> None:
         """Takes in text that the model made."""

@@ -8,7 +8,7 @@ const seen = new Set();
 
 /** Bad, good, or a change, by kind: it only picks the colour of the dot. */
 function tone(kind) {
-  if (/lost|failed|corrupt|unreachable|unreadable|incomplete|spike|vanishing|exploding/.test(kind)) return "bad";
+  if (/lost|failed|corrupt|unreachable|unreadable|incomplete|spike|rolled_back|vanishing|exploding/.test(kind)) return "bad";
   if (/saved|restored|finished|ready|formed|reachable|recovered/.test(kind)) return "good";
   return "change";
 }

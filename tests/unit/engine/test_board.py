@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import struct
 from pathlib import Path
 
+import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
+from workers.engine.watch import board as board_module
 from workers.engine.watch.board import Board
 
 
@@ -72,3 +75,22 @@ def test_a_run_that_goes_on_earlier_shows_no_step_twice(tmp_path: Path) -> None:
     assert [step for step, _ in losses] == [1, 2, 3, 4, 5, 6, 7]
     assert [loss for _, loss in losses] == [1, 2, 3, 4, 15, 16, 17]
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_disk_that_is_full_for_a_while_costs_those_steps_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = Board(tmp_path)
+    board.take("metric", metric(1, 1.0))
+
+    def full(handle: int, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(board_module, "append_whole", full)
+        for step in (2, 3):
+            board.take("metric", metric(step, float(step)))
+    for step in (4, 5):
+        board.take("metric", metric(step, float(step)))
+    board.close()
+    assert shown(tmp_path)["train/loss"] == [(1, 1.0), (4, 4.0), (5, 5.0)]

@@ -33,12 +33,12 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
-def spec_of(corpus: Path, layout: Layout, steps: int = STEPS, **spike: Any) -> JobSpec:
+def spec_of(corpus: Path, layout: Layout, steps: int = STEPS, every: int = EVERY, **spike: Any) -> JobSpec:
     return tiny_spec(
         corpus,
         train={"steps": steps},
         optimizer={"schedule": {"name": "constant", "warmup": 0}},
-        checkpoint={"every": EVERY},
+        checkpoint={"every": every},
         faults={"spike": {"action": "rollback", "deviations": 4.0, "after": 15, "jump": 3, **spike}},
         parallelism={"tensor": layout.tensor, "pipeline": layout.pipeline},
         workers=layout.world_size,
@@ -111,6 +111,16 @@ def test_checkpoints_of_the_way_that_was_left_are_removed(corpus: Path, tmp_path
         return [stored.step for stored in list_checkpoints(tmp_path / "checkpoints")]
 
     assert in_one_process(work) == [10]
+
+
+def test_the_step_right_after_the_checkpoint_is_told_again(corpus: Path, tmp_path: Path) -> None:
+    def work() -> list[dict[str, Any]]:
+        poison({23})
+        return train_at(Layout(1, 1, 1), spec_of(corpus, Layout(1, 1, 1), 25, every=11, jump=2), tmp_path)
+
+    metrics = in_one_process(work)
+    assert [metric["step"] for metric in metrics][20:] == [21, 22, 23, 23, 24, 25]
+    assert metrics[22]["loss"] != metrics[23]["loss"]  # data step 23 was jumped over, too
 
 
 class Watched(loop.Worker):

@@ -132,7 +132,7 @@ class Worker:
 
     def end_early(self) -> None:
         """Saves the state, and tells of the step that led to it, which no hook was called for any more."""
-        generation, record = self.generation, self.record()
+        generation, record = self.generation, self.record(again=True)
         assert generation is not None  # nobody has state before the first one
         if record is not None:
             self.report.tell(generation, record)

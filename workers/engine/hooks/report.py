@@ -42,7 +42,7 @@ class Report:
 
     def tell(self, generation: Generation, record: Record) -> None:
         """Hands over what a step of this generation came to, once; the first worker of a replica does."""
-        if not self._first or record.step == self._reported:
+        if not self._first or (record.again and record.step == self._reported):
             return
         if self._generation != generation.number:
             self._generation = generation.number

@@ -38,3 +38,21 @@ def test_commands_and_targets_of_the_readme_exist() -> None:
     assert {"up", "submit", "scale", "down"} <= commands <= known
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert {"demo", "test"} <= set(re.findall(r"\bmake ([a-z]+)", README)) <= targets
+
+
+SAYINGS = (
+    r'\.event\(\s*"([a-z_.]+)"',
+    r'"kind": "([a-z_.]+)"',
+    r'events\.add\([^)]*?"([a-z_]+\.[a-z_]+)"',
+    r'tell\(\s*"([a-z_.]+)"',
+    r'\bkind(?:, message)? = "([a-z_]+\.[a-z_]+)"',
+)
+"""How code says what kind an event is of."""
+
+
+def test_every_kind_of_event_is_in_the_reference() -> None:
+    sources = [path.read_text() for root in ("workers", "service") for path in sorted((ROOT / root).rglob("*.py"))]
+    said = {kind for text in sources for saying in SAYINGS for kind in re.findall(saying, text, re.DOTALL)}
+    assert {"worker.lost", "checkpoint.saved", "job.queued", "spike.rolled_back", "gradients.vanishing"} <= said
+    described = set(re.findall(r"`([a-z_.]+)`", (ROOT / "docs" / "reference.md").read_text()))
+    assert said <= described

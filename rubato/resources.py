@@ -188,6 +188,8 @@ class Metric(Resource):
     exposed_comm_s: float | None = Field(
         None, description="seconds the step waited for sums of gradients that its backward pass did not hide"
     )
+    comm_bytes: int | None = Field(None, description="bytes a worker sent to sum gradients in the step")
+    comm_bytes_saved: int | None = Field(None, description="how many fewer these are than without compression")
     data_s: float | None = Field(None, description="seconds of the step that the reporting worker waited for samples")
     flops_per_s: float | None = Field(None, description="model FLOP/s of all workers, what MFU is a share of")
     memory_bytes: int | None = Field(None, description="of the reporting worker: on its GPU, else of its process")

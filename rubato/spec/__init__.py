@@ -1,5 +1,6 @@
 """The job spec: what a job is to do, checked before anything starts."""
 
+from rubato.spec.communication import CommunicationSpec, CompressionSpec
 from rubato.spec.data import CorpusSpec, DataSpec, SourceSpec, ValidationSpec
 from rubato.spec.job import JobSpec
 from rubato.spec.load import load_spec, parse_spec, read_spec
@@ -8,7 +9,6 @@ from rubato.spec.planned import as_given, is_planned
 from rubato.spec.presets import PRESETS, Preset
 from rubato.spec.sections import (
     CheckpointSpec,
-    CommunicationSpec,
     FaultsSpec,
     LossScaleSpec,
     MemorySpec,
@@ -25,6 +25,7 @@ __all__ = [
     "PRESETS",
     "CheckpointSpec",
     "CommunicationSpec",
+    "CompressionSpec",
     "CorpusSpec",
     "DataSpec",
     "FaultsSpec",

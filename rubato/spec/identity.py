@@ -13,8 +13,9 @@ from rubato.spec.job import JobSpec
 def curve_hash(spec: JobSpec) -> str:
     """A SHA-256 in hex over what the losses of a run depend on; equal hashes are one curve.
 
-    Left out are names and priorities, the layout, the workers, when to save or to evaluate, and the number of steps
-    where the learning rate does not depend on it.
+    Compression is in it, since what it leaves out of a step is owed to the next. Left out are names and priorities,
+    the layout, the workers, when to save or to evaluate, and the number of steps where the learning rate does not
+    depend on it.
     """
     text = json.dumps(_curve_of(spec), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
@@ -36,6 +37,8 @@ def _curve_of(spec: JobSpec) -> dict[str, Any]:
     del curve["train"]["compile"]
     del curve["data"]["cache"]
     curve["data"]["validation"] = {"fraction": spec.data.validation.fraction}  # decides what is trained on
+    if spec.communication.compression.name != "none":
+        curve["communication"] = {"compression": spec.communication.compression.model_dump(mode="json")}
     if spec.optimizer.schedule.name == "constant":
         del curve["train"]["steps"]
     return curve

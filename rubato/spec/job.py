@@ -20,6 +20,7 @@ from rubato.layout import (
 )
 from rubato.pipelines import SCHEDULES, balanced
 from rubato.problems import FieldProblem
+from rubato.spec.communication import CommunicationSpec, with_large_buckets
 from rubato.spec.data import DataSpec
 from rubato.spec.device_map import device_map_problems, devices_of_worker, layers_of
 from rubato.spec.model import ModelSpec
@@ -28,7 +29,6 @@ from rubato.spec.pretrained import with_pretrained
 from rubato.spec.section import Section, refuse
 from rubato.spec.sections import (
     CheckpointSpec,
-    CommunicationSpec,
     FaultsSpec,
     MemorySpec,
     OptimizerSpec,
@@ -64,8 +64,8 @@ class JobSpec(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _vocabulary_of_the_model(cls, given: Any) -> Any:
-        return with_pretrained(given) if isinstance(given, dict) else given
+    def _what_other_sections_say(cls, given: Any) -> Any:
+        return with_large_buckets(with_pretrained(given)) if isinstance(given, dict) else given
 
     @model_validator(mode="after")
     def _check_across_sections(self) -> Self:

@@ -148,6 +148,7 @@ class ParallelismSpec(Section):
         None, description="layers of each stage, first to last; null: balanced by cost, embedding and head counted"
     )
     micro_batch: PositiveInt = Field(1, description="sequences a micro-batch")
+    context: PositiveInt = Field(1, description="ranks a sequence is split over, beyond tensor; only 1 so far")
     device_map: Literal["balanced"] | dict[str, NonNegativeInt] | None = Field(
         None,
         description="layers on several devices of one worker, without process groups: balanced, or the device of each "
@@ -178,6 +179,13 @@ class ParallelismSpec(Section):
         return self
 
     def _schedule_problems(self) -> Iterator[FieldProblem]:
+        if self.context > 1:
+            yield FieldProblem(
+                "context",
+                "context parallelism of this torch knows attention of GPUs alone and returns wrong results on a CPU, "
+                "and no GPU was there to prove it on",
+                "leave it out; tensor splits the sequence too, outside of attention, and memory.recompute saves memory",
+            )
         fewest, most = SCHEDULES[self.schedule].stages
         several = fewest > 1
         if several and self.pipeline == 1:
@@ -199,10 +207,6 @@ class ParallelismSpec(Section):
     def replica_size(self) -> int:
         """Workers of one model copy."""
         return self.tensor * self.pipeline
-
-
-class CommunicationSpec(Section):
-    bucket_mb: PositiveFloat = Field(25.0, description="MB of gradients reduced in one call over the data axis")
 
 
 class WorkersSpec(Section):

@@ -52,10 +52,11 @@ def train_at(
     name: str = "world",
     dtype: torch.dtype = torch.float64,
     events: list[dict[str, Any]] | None = None,
+    nodes: list[str] | None = None,
 ) -> list[dict[str, Any]]:
     """Trains as one rank of a layout, in fp64 by default; the metrics, where this rank is the one that reports them.
 
-    Events it reports are added to ``events``.
+    Events it reports are added to ``events``. ``nodes`` are those of the replicas.
     """
     torch.set_default_dtype(dtype)
     if layout.world_size > 1:
@@ -68,6 +69,7 @@ def train_at(
         layout.coordinates(rank).data,
         dist.PrefixStore(f"{name}-data", store) if store is not None else None,
         on_report=lambda kind, record: heard[kind].append(record),
+        nodes=nodes,
     )
     mesh = ReplicaMesh.of_world(layout, rank, Device.of_rank(0, gpu=False), TIMEOUT)
     result = train(spec, membership=membership, mesh=mesh, run=RunDirectory.create(run), warm_up_steps=0)

@@ -381,6 +381,33 @@ def test_two_replicas_die_at_once(job: Job, reference: list[dict[str, Any]]) -> 
     assert_same_curve(job, reference)
 
 
+@pytest.mark.long
+def test_compressed_sums_outlive_losses_and_newcomers(
+    corpus: Path, reference: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    plain = spec_of(corpus, SHAPES[0]).model_dump(mode="json")
+    communication = {"bucket_mb": 0.004, "compression": "int8"}
+    job = Job(JobSpec.model_validate({**plain, "communication": communication}), tmp_path)
+    try:
+        job.want("a", "b")
+        job.start("a")
+        job.start("b")
+        job.reach(3)
+        job.kill_one("b", 1)
+        job.gates.open_next()
+        job.until(job.formed_with(1))
+        job.start("b")
+        job.let_in(2)
+        job.finish()
+        found = {metric["step"]: metric["loss"] for metric in job.metrics}
+        assert sorted(found) == list(range(1, STEPS + 1))
+        exact = [metric["loss"] for metric in reference]
+        assert list(found.values()) != pytest.approx(exact, rel=1e-9)
+        assert [found[step] for step in sorted(found)] == pytest.approx(exact, rel=0.02)
+    finally:
+        job.close()
+
+
 class Lost(NamedTuple):
     """The ``call``-th reduction of a kind that fails at the workers ``ranks`` of replica b, though it went through."""
 

@@ -47,7 +47,8 @@ def work(config: dict[str, Any]) -> None:
     spec = parse_spec(assignment.spec)
     torch.set_num_threads(max(1, int(spec.workers.cpus)))
     device = Device(ray.train.torch.get_device())
-    mesh = ReplicaMesh.of_default_group(spec.parallelism, device)
+    node = ray.get_runtime_context().get_node_id()
+    mesh = ReplicaMesh.of_default_group(spec.parallelism, device, node=node)
     membership = RendezvousMembership(assignment.host, assignment.port, _hello(assignment, mesh))
     (released,) = mesh.max([float(membership.released)])  # all of the replica leave, or none
     if released:

@@ -95,9 +95,10 @@ def _run(options: argparse.Namespace) -> dict[str, Any] | None:
         run, epoch = _open_run(spec, options.run_dir, world)
         mesh = ReplicaMesh.of_world(layout, world.rank, Device.of_rank(world.local_rank, gpu=gpu))
         record = _Record(spec, run)
-        membership = StaticMembership(
-            layout.data, layout.coordinates(world.rank).data, world.store, record if world.rank == 0 else _nothing
-        )
+        at = layout.coordinates(world.rank)
+        nodes = [world.nodes[layout.rank(at._replace(data=replica))] for replica in range(layout.data)]
+        hear = record if world.rank == 0 else _nothing
+        membership = StaticMembership(layout.data, at.data, world.store, hear, nodes)
         signal.signal(signal.SIGUSR1, lambda *_: membership.request_profile(PROFILED_STEPS))
         # Nobody waits for a newcomer here, so the first steps need not be rehearsed.
         result = train(spec, membership=membership, mesh=mesh, run=run, fence=lambda: run.holds(epoch), warm_up_steps=0)

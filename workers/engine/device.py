@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -85,26 +85,54 @@ class Device:
         if self.type == "cuda":
             torch.cuda.current_stream(self.torch_device).synchronize()
 
+    def apart(self, work: Callable[[], None]) -> Callable[[], None]:
+        """``work``, for another thread, done with what was computed until now, and when it returns with all it did."""
+        if self.type != "cuda":
+            return work
+        computed = torch.cuda.Event()
+        computed.record(torch.cuda.current_stream(self.torch_device))
+
+        def run() -> None:
+            stream = torch.cuda.Stream(self.torch_device)
+            with torch.cuda.stream(stream):
+                stream.wait_event(computed)
+                work()
+                stream.synchronize()
+
+        return run
+
     def breakable_group(self) -> BreakableGroup:
         """A group that is yet to be formed."""
         return NcclGroup(self.torch_device) if self.type == "cuda" else GlooGroup()
 
 
+class GroupError(RuntimeError):
+    """A call on a group failed: a member is gone, or the group was aborted."""
+
+
 class BreakableGroup(ABC):
     """A process group whose calls block until they are done, if not said otherwise, and fail at once after `abort`.
 
-    Every method but `abort` is called by one thread. Errors are RuntimeError.
+    Every method but `abort` is called by one thread at a time. Errors are GroupError, and while it forms RuntimeError.
+
+    Attributes:
+        rank, size: which member this is, and of how many; once it is formed.
     """
 
     def __init__(self) -> None:
+        self.rank, self.size = 0, 1
         self._aborted = threading.Event()
         self._news: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._pending: list[dist.Work] = []
         self._group: Any = None
 
-    @abstractmethod
     def form(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
         """Connects to the others. ``store`` is unique to this group."""
+        self.rank, self.size = rank, size
+        self._form(store, rank, size, timeout)
+
+    @abstractmethod
+    def _form(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None: ...
 
     def begin_all_reduce(self, tensors: Sequence[Tensor], operation: dist.ReduceOp.RedOpType) -> None:
         """Begins to reduce each tensor in place. It is theirs until the next call that blocks, which waits for it."""
@@ -127,6 +155,20 @@ class BreakableGroup(ABC):
             self._begin(lambda tensor=tensor: self._group.broadcast([tensor], options))
         self._finish()
 
+    def all_to_all(self, received: Tensor, sent: Tensor, sizes: Sequence[int] = ()) -> None:
+        """Sends row i of ``sent`` to member i, whose row for this one becomes row i of ``received``.
+
+        With ``sizes`` it is so many rows for each member, and from it.
+        """
+        splits = list(sizes)
+        self._begin(lambda: self._group.alltoall_base(received, sent, splits, splits, dist.AllToAllOptions()))
+        self._finish()
+
+    def all_gather(self, received: Tensor, sent: Tensor) -> None:
+        """Makes what member i sends row i of ``received``, which has a row for each; all rows are of one size."""
+        self._begin(lambda: self._group._allgather_base(received, sent))
+        self._finish()
+
     def abort(self) -> None:
         """Makes the current call and all later ones fail, and those of members that wait for this one.
 
@@ -144,16 +186,18 @@ class BreakableGroup(ABC):
     def _disconnect(self) -> None: ...
 
     def _begin(self, start: Callable[[], dist.Work]) -> None:
-        self._check()
-        self._pending.append(start())
+        self.check()
+        with _calling():
+            self._pending.append(start())
 
     @abstractmethod
     def _finish(self) -> None:
         """Returns once all that was begun is done."""
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raises when the group was aborted."""
         if self._aborted.is_set():
-            raise RuntimeError("the group was aborted")
+            raise GroupError("the group was aborted")
 
 
 class GlooGroup(BreakableGroup):
@@ -172,7 +216,7 @@ class GlooGroup(BreakableGroup):
         self._before: set[_Connection] | None = None
         self._connections: set[_Connection] | None = None
 
-    def form(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+    def _form(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
         patient = _InterruptibleStore(store, self._aborted)
         formed: list[Any] = []
         failed: list[Exception] = []
@@ -186,12 +230,12 @@ class GlooGroup(BreakableGroup):
 
         with self._lock:
             self._before = _tcp_connections()
-        self._check()
+        self.check()
         # In a thread of its own, since a connection to a peer that has died since it gave its address cannot be
         # interrupted.
         threading.Thread(target=connect, name="form-data-group", daemon=True).start()
         self._news.get()
-        self._check()
+        self.check()
         if failed:
             raise failed[0]
         self._group = formed[0]
@@ -201,7 +245,7 @@ class GlooGroup(BreakableGroup):
         with self._lock:
             # Other threads of the process may have connected elsewhere in the meantime; those are none of ours.
             self._connections = {each for each in opened if each.remote in theirs}
-        self._check()
+        self.check()
 
     def close(self) -> None:
         group, self._group = self._group, None
@@ -225,11 +269,12 @@ class GlooGroup(BreakableGroup):
         self._pending[-1].get_future().add_done_callback(self._news.put)
 
     def _finish(self) -> None:
-        self._check()
+        self.check()
         for _ in self._pending:
             done = self._news.get()
-            self._check()
-            done.wait()  # raises what went wrong
+            self.check()
+            with _calling():
+                done.wait()  # raises what went wrong
         self._pending.clear()
 
 
@@ -240,7 +285,7 @@ class NcclGroup(BreakableGroup):
         super().__init__()
         self._device = device
 
-    def form(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+    def _form(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
         # The default is to end the process on an error; here an error ends the generation.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         options = dist.ProcessGroupNCCL.Options()
@@ -259,12 +304,22 @@ class NcclGroup(BreakableGroup):
             self._group.abort()
 
     def _finish(self) -> None:
-        self._check()
-        for work in self._pending:
-            work.wait()
+        self.check()
+        with _calling():
+            for work in self._pending:
+                work.wait()
         torch.cuda.current_stream(self._device).synchronize()
-        self._check()
+        self.check()
         self._pending.clear()
+
+
+@contextlib.contextmanager
+def _calling() -> Iterator[None]:
+    """Names what torch.distributed raises, which has no exception of its own for lost peers."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise GroupError(str(error)) from error
 
 
 class _InterruptibleStore(dist.Store):

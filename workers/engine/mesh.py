@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from rubato.layout import Coordinates, Layout, ReplicaShape
+from rubato.placement import order_in_replica
 from workers.engine.device import Device
 
 TIMEOUT = timedelta(minutes=30)
@@ -49,24 +50,49 @@ class ReplicaMesh:
     group: dist.ProcessGroup | None
 
     @classmethod
-    def of_default_group(cls, shape: ReplicaShape, device: Device, timeout: timedelta = TIMEOUT) -> ReplicaMesh:
-        """The mesh of a replica whose workers are exactly the default process group."""
+    def of_default_group(
+        cls, shape: ReplicaShape, device: Device, timeout: timedelta = TIMEOUT, node: str = ""
+    ) -> ReplicaMesh:
+        """The mesh of a replica whose workers are exactly the default process group, this one on a node of that name.
+
+        Tensor partners are on one node, where that can be.
+        """
         rank = dist.get_rank() if dist.is_initialized() else 0
-        return cls.of_world(Layout(1, shape.pipeline, shape.tensor), rank, device, timeout)
+        nodes: list[str] = [node]
+        if dist.is_initialized():
+            nodes = [""] * dist.get_world_size()
+            dist.all_gather_object(nodes, node)
+        order = order_in_replica(nodes, shape.tensor)
+        return cls.of_world(Layout(1, shape.pipeline, shape.tensor), rank, device, timeout, order)
 
     @classmethod
-    def of_world(cls, layout: Layout, rank: int, device: Device, timeout: timedelta = TIMEOUT) -> ReplicaMesh:
+    def of_world(
+        cls,
+        layout: Layout,
+        rank: int,
+        device: Device,
+        timeout: timedelta = TIMEOUT,
+        order: Sequence[int] | None = None,
+    ) -> ReplicaMesh:
         """The mesh of this rank's replica in a default process group that holds all replicas.
 
         Every rank of the default group calls this together. A layout of one worker needs no process group.
+
+        Args:
+            layout: the degrees.
+            rank: this one.
+            device: where it computes.
+            timeout: of calls on the groups.
+            order: ranks by their places in the layout, ascending along each axis; None: rank 0 has the first place.
         """
-        at = layout.coordinates(rank)
         size = dist.get_world_size() if dist.is_initialized() else 1
         if size != layout.world_size:
             raise ValueError(f"{layout} is for {layout.world_size} workers, the process group has {size}")
+        order = list(range(size) if order is None else order)
+        at = layout.coordinates(order.index(rank))
         if layout.replica_size == 1:
             return cls.of_one(device)
-        world = torch.arange(layout.world_size).view(layout.data, layout.pipeline, layout.tensor)
+        world = torch.tensor(order).view(layout.data, layout.pipeline, layout.tensor)
         # Every rank makes every group, in the same order: that is how new_group works.
         whole = _own_group(rank, world.flatten(1), timeout)
         pipeline = _own_group(rank, world.transpose(1, 2).flatten(0, 1), timeout)
@@ -124,12 +150,16 @@ def _own_group(rank: int, groups: torch.Tensor, timeout: timedelta) -> dist.Proc
 
 @dataclass(frozen=True)
 class World:
-    """The processes that were started together: which of them this is, and the store they share (None: one process)."""
+    """The processes that were started together: which of them this is, and the store they share (None: one process).
+
+    ``nodes`` are those of all ranks.
+    """
 
     rank: int
     size: int
     local_rank: int
     store: dist.Store | None
+    nodes: tuple[str, ...] = ("",)
 
     @classmethod
     def from_environment(cls, *, gpu: bool, timeout: timedelta = TIMEOUT) -> World:
@@ -144,4 +174,6 @@ class World:
         dist.init_process_group(
             backend, store=dist.PrefixStore("world", store), rank=rank, world_size=size, timeout=timeout
         )
-        return cls(rank, size, local_rank, store)
+        store.set(f"node/{rank}", os.environ["GROUP_RANK"])
+        nodes = tuple(store.get(f"node/{other}").decode() for other in range(size))
+        return cls(rank, size, local_rank, store, nodes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,26 @@ from workers.engine.optim import LossScale, Optimizer
 from workers.engine.parallel.data import DataGroup
 from workers.engine.parallel.tensor import local
 from workers.engine.watch.losses import LossHistory
+
+
+class AlsoSaved(Protocol):
+    """What is no part of the state that replicas share, and yet must survive a restart."""
+
+    def begin(self) -> None:
+        """As at the first step."""
+        ...
+
+    def stepped(self) -> None:
+        """Hears of a step that was taken, and not skipped."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """By names that nothing else in a checkpoint has; tensors share memory with what they stand for."""
+        ...
+
+    def loaded(self, state: Mapping[str, Any]) -> None:
+        """Hears that tensors of `state_dict` were filled in place from a checkpoint, and all values of it."""
+        ...
 
 
 class TrainingState:
@@ -29,6 +49,7 @@ class TrainingState:
         step: steps done; None: what the tensors hold means nothing.
         updates: of these the ones that were not skipped.
         tokens: real tokens seen since the first step.
+        also: what else of this worker is to be in a checkpoint; None: nothing.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], spec: OptimizerSpec, scale: LossScale) -> None:
@@ -45,6 +66,7 @@ class TrainingState:
         self.optimizer = Optimizer(self.weights, self.leaves, spec)
         self.losses = LossHistory()
         self.jumped: list[int] = []
+        self.also: AlsoSaved | None = None
         self.step: int | None = None
         self.updates = self.tokens = 0
 
@@ -60,6 +82,8 @@ class TrainingState:
         self.optimizer.begin()
         self.scale.begin()
         self.losses, self.jumped = LossHistory(), []
+        if self.also:
+            self.also.begin()
         self._declare(0, 0, 0)
 
     def drop(self) -> None:
@@ -72,6 +96,8 @@ class TrainingState:
         self._publish()
         self.step = self.done + 1
         self.updates += 1
+        if self.also:
+            self.also.stepped()
         self.tokens += tokens
         self.scale.stepped()
 
@@ -129,7 +155,7 @@ class TrainingState:
         return {
             "model": {name: weight.detach() for name, weight in self.weights.items()},
             "optimizer": {
-                f"state.{name}.{slot}": _like(weight, held)
+                f"state.{name}.{slot}": like(weight, held)
                 for (name, weight), leaf in zip(self.weights.items(), self.leaves, strict=True)
                 for slot, held in self.optimizer.slots(leaf).items()
             },
@@ -139,6 +165,7 @@ class TrainingState:
             "loss_scale": self.scale.state_dict(),
             "losses": self.losses.state_dict(),
             "jumped": " ".join(map(str, self.jumped)),  # a list would have to be as long as the one it is loaded into
+            **(self.also.state_dict() if self.also else {}),
         }
 
     def loaded(self, state: Mapping[str, Any]) -> None:
@@ -146,6 +173,8 @@ class TrainingState:
         self.scale.load_state_dict(state["loss_scale"])
         self.losses.load_state_dict(state["losses"])
         self.jumped = [int(step) for step in state["jumped"].split()]
+        if self.also:
+            self.also.loaded(state)
         self._declare(state["step"], state["updates"], state["tokens"])
 
     def _declare(self, step: int, updates: int, tokens: int) -> None:
@@ -167,10 +196,10 @@ def _master(parameter: nn.Parameter) -> Tensor:
     """What the optimizer updates for a parameter: itself, unless its format is too narrow to add small steps to."""
     if parameter.dtype not in (torch.bfloat16, torch.float16):
         return parameter
-    return _like(parameter, local(parameter).float())
+    return like(parameter, local(parameter).float())
 
 
-def _like(parameter: Tensor, held: Tensor) -> Tensor:
+def like(parameter: Tensor, held: Tensor) -> Tensor:
     """A local tensor as a shard of the same kind as a parameter."""
     if not isinstance(parameter, DTensor):
         return held

@@ -23,6 +23,7 @@ from rubato.spec import JobSpec
 from workers.engine.checkpoint import CheckpointStore
 from workers.engine.checkpoint.recovery import Recovery
 from workers.engine.comm.overlap import Overlap, Start
+from workers.engine.comm.reduction import Reduction
 from workers.engine.compiled import CompileReport, keep_in
 from workers.engine.data import Ahead, Sampler, data_step, open_corpus
 from workers.engine.hooks import Checkpoint, Hook, Record, Report, Session, busy, due, watching
@@ -99,12 +100,7 @@ class Worker:
     """One rank of the job: its share of the model, and what it knows of the last step."""
 
     def __init__(
-        self,
-        spec: JobSpec,
-        membership: Membership,
-        mesh: ReplicaMesh,
-        run: RunDirectory,
-        fence: Callable[[], bool],
+        self, spec: JobSpec, membership: Membership, mesh: ReplicaMesh, run: RunDirectory, fence: Callable[[], bool]
     ) -> None:
         self.spec, self.membership, self.mesh = spec, membership, mesh
         self.device = mesh.device.torch_device
@@ -117,6 +113,7 @@ class Worker:
         self.buckets = self.overlap.buckets
         self.norms = GroupNorms(self.share.parameters, self.share.counted, spec.model.layers, self.device)
         self.guard = SpikeGuard(spec.faults.spike)
+        self.reduction = Reduction(spec, mesh, self.buckets, self.state)
         keep_last = spec.checkpoint.keep_last
         self.checkpoints = CheckpointStore(run.checkpoints, keep_last=keep_last, fence=fence, report=self.tell)
         self.recovery = Recovery(self.checkpoints, membership, mesh, self.share, self.state)
@@ -124,7 +121,7 @@ class Worker:
         self.report = Report(spec, membership, mesh)
         watched = watching(spec, membership, mesh, run, self.sampler, self.share, self.state, self.report)
         compiled = CompileReport(self.share.compilation, mesh, self.tell)
-        self.hooks: list[Hook] = [*watched, compiled, self.checkpoint]
+        self.hooks: list[Hook] = [*watched, compiled, self.reduction, self.checkpoint]
         self.prepared: dict[str, float] | None = None
         self.commit: dict[str, float] | None = None
         self.generation: Generation | None = None
@@ -162,6 +159,7 @@ class Worker:
                     data.max([0.0])  # nobody ends before the first replica has saved
                     return True
                 if self.step(session):
+                    self.reduction.share_out(data)
                     return False
         except DataAxisError as error:
             log.warning("%s", error)
@@ -177,12 +175,13 @@ class Worker:
         if generation.roll_forward:
             self.update(generation.commit or self.prepared or {})
         self.prepared = None
+        self.reduction.form(data, generation, self.tell)
         self.generation = generation
         with busy(self.membership, "state"):
             if generation.step is None:
                 self.recovery.restore(data)
             elif generation.source is not None:
-                self.state.receive(data, generation.source, generation.step, self.spec.communication.bucket_mb)
+                self.state.receive(data, generation.source, generation.step, self.buckets.mb)
         self.commit = generation.commit
         shape, batch = self.spec.parallelism, self.spec.train.global_batch
         samples = sample_range(shape, batch, generation.data, generation.replica)
@@ -194,7 +193,8 @@ class Worker:
         began = time.perf_counter()
         tokens_BS, targets_BS = self.sampler.batch(data_step(self.state.done, self.state.jumped), session.samples)
         fetched = time.perf_counter()
-        loss = self.backward(session.runner, tokens_BS, targets_BS, session.data.begin_sum)
+        start = self.reduction.start(session.data, self.state.scale.value)
+        loss = self.backward(session.runner, tokens_BS, targets_BS, start)
         sums = torch.stack([loss, (targets_BS != NOT_COUNTED).sum().to(loss)])
         exposed_s = session.data.sum([sums])  # and waits for the buckets, which are on their way since backward
         self.share.sum_tied(self.buckets.gradients)
@@ -213,6 +213,7 @@ class Worker:
             "tokens": tokens,
             "exposed_comm_s": exposed_s,
             "data_s": fetched - began,
+            **self.reduction.traffic,
             "seconds": time.perf_counter() - began,  # since whoever reports next may not have been there
         }
         # What is missing is not finite: the step will be skipped.

@@ -53,6 +53,7 @@ class World:
         self.done = False
         self.stopped: Stopped | None = None
         self.wanted: tuple[str, ...] = ()
+        self.nodes: dict[str, str] = {}
 
     # What a test does.
 
@@ -72,7 +73,11 @@ class World:
     def arrive(self, incarnation: Incarnation, place: int) -> Worker:
         self.keys += 1
         worker = self.workers[self.keys] = Worker(self.keys, incarnation, place)
-        self.apply(self.policy.arrived(Member(worker.key, incarnation, place), self.now))
+        self.apply(
+            self.policy.arrived(
+                Member(worker.key, incarnation, place, self.nodes.get(incarnation.replica, "")), self.now
+            )
+        )
         if worker.key in self.workers and self.policy.group(worker.key).released:
             worker.released = True
         return worker

@@ -71,6 +71,23 @@ def test_a_newcomer_enters_at_a_boundary_and_is_healed() -> None:
     assert here.ended[-1].cause is None
 
 
+def test_replicas_of_a_node_are_neighbours_and_so_are_nodes_with_a_fast_link() -> None:
+    here = world()
+    here.nodes = {"a": "n1", "b": "n2", "c": "n1", "d": "n3", "e": "n2"}
+    here.want("a")
+    here.start("a")
+    here.want("a", "b", "c", "d", "e")
+    for name in "bcde":
+        here.start(name)
+    here.train(1)
+    assert here.formed[-1].replicas == ("a", "c", "b", "e", "d")
+    assert {worker.order.nodes for worker in here.current() if worker.order} == {("n1", "n1", "n2", "n2", "n3")}
+    here.policy.link_speeds = {("n1", "n3"): 900.0, ("n1", "n2"): 100.0}
+    here.want("a", "b", "c", "d")
+    here.train(1)
+    assert here.formed[-1].replicas == ("a", "c", "d", "b")
+
+
 def test_newcomers_that_have_arrived_are_waited_for_briefly() -> None:
     here = world(patience=Patience(batch=1))
     here.want("a")

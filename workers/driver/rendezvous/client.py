@@ -88,6 +88,7 @@ class RendezvousMembership:
             source=answer.source,
             commit=answer.commit,
             store=self._open_store(answer),
+            nodes=answer.nodes,
         )
 
     def save_requested(self) -> bool:

@@ -46,6 +46,7 @@ class Member:
     key: int
     incarnation: Incarnation
     place: int
+    node: str = ""
     phase: Phase = Phase.STARTING
     state: State = field(default_factory=State)
     progressed: float = -math.inf

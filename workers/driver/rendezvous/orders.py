@@ -17,6 +17,7 @@ class FormOrder:
     roll_forward: bool
     source: int | None
     commit: dict[str, float] | None
+    nodes: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ The rules, in the order in which they win:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from rubato.placement import order_replicas
 from workers.driver.rendezvous.current import Current, Patience
 from workers.driver.rendezvous.members import Group, Incarnation, Member, Phase, Start, State, where_to_start
 from workers.driver.rendezvous.orders import (
@@ -63,6 +64,7 @@ class Policy:
         self._over = False
         self._deadline: float | None = None
         self._waiting_since: float | None = None
+        self.link_speeds: Mapping[tuple[str, str], float] = {}  # between nodes, as far as measured
 
     @property
     def generation(self) -> int:
@@ -258,7 +260,8 @@ class Policy:
         if not degree:
             return orders
         self._waiting_since = None
-        return orders + self._begin(chosen[:degree], start, now)
+        nodes = [group.by_place()[0].node for group in chosen[:degree]]
+        return orders + self._begin([chosen[place] for place in order_replicas(nodes, self.link_speeds)], start, now)
 
     def _begin(self, chosen: list[Group], start: Start, now: float) -> list[Order]:
         self._number += 1
@@ -270,9 +273,9 @@ class Policy:
             forward = group in start.capable and group.state.step != start.step
             for member in group.by_place():
                 member.phase = Phase.TRAINING
-                orders.append(
-                    FormOrder(member.key, self._number, len(chosen), index, start.step, forward, source, start.commit)
-                )
+                nodes = tuple(other.members[member.place].node for other in chosen)
+                step = (start.step, forward, source, start.commit)
+                orders.append(FormOrder(member.key, self._number, len(chosen), index, *step, nodes))
         self._current = Current(
             self._number,
             tuple(chosen),

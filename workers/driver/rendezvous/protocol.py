@@ -125,6 +125,7 @@ class Form(Message):
     roll_forward: bool
     source: int | None
     commit: dict[str, float] | None
+    nodes: tuple[str, ...]
     store_host: str
     store_port: int
 

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, Protocol
 from pydantic import ValidationError
 from torch.distributed import TCPStore
 
+from rubato.placement import speeds
 from workers.driver.rendezvous import protocol
 from workers.driver.rendezvous.members import Incarnation, Member, State
 from workers.driver.rendezvous.orders import (
@@ -245,7 +246,7 @@ class Rendezvous:
     def _welcome(self, hello: protocol.Hello, writer: asyncio.StreamWriter) -> Link:
         self._keys += 1
         link = Link(self._keys, hello, hello.pipeline * self._tensor + hello.tensor, writer, self._now())
-        orders = self._policy.arrived(Member(link.key, link.incarnation, link.place), self._now())
+        orders = self._policy.arrived(Member(link.key, link.incarnation, link.place, hello.node_id), self._now())
         self._links[link.key] = link
         link.send(protocol.Welcome(released=self._policy.group(link.key).released))
         self._listener.worker_arrived(link)
@@ -264,6 +265,8 @@ class Rendezvous:
             case protocol.Report():
                 if message.topic in ("step", "busy"):
                     self._carry_out(self._policy.progressed(link.key, message.record.get("doing"), now))
+                if message.record.get("kind") == "topology.measured":
+                    self._policy.link_speeds = speeds(message.record["data"]["links"])
                 self._listener.reported(link, message.topic, message.record)
             case protocol.Finished():
                 link.finished = True
@@ -323,6 +326,7 @@ class Rendezvous:
                             roll_forward=order.roll_forward,
                             source=order.source,
                             commit=order.commit,
+                            nodes=order.nodes,
                             store_host=self._host,
                             store_port=self._store_port,
                         ),

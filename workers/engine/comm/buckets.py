@@ -19,6 +19,7 @@ class GradientBuckets:
         order: places of the leaves in the order in which their gradients become whole; None: that of ``leaves``.
 
     Attributes:
+        mb: largest size of a bucket, MB.
         flat: the buckets, in that order.
         gradients: of the leaves, in theirs; views of ``flat``.
         bucket: of each leaf, the place of its bucket in ``flat``.
@@ -26,9 +27,16 @@ class GradientBuckets:
 
     def __init__(self, leaves: Sequence[Tensor], bucket_mb: float, order: Sequence[int] | None = None) -> None:
         self._leaves = list(leaves)
-        order = range(len(leaves)) if order is None else order
-        sizes = [len(bucket) for bucket in split_into_buckets([leaves[place] for place in order], bucket_mb)]
-        places = iter(order)
+        self._order = list(range(len(leaves)) if order is None else order)
+        self.resize(bucket_mb)
+
+    def resize(self, bucket_mb: float) -> None:
+        """Makes buckets of another size. What is in them is gone."""
+        self.mb = bucket_mb
+        sizes = [
+            len(bucket) for bucket in split_into_buckets([self._leaves[place] for place in self._order], bucket_mb)
+        ]
+        places = iter(self._order)
         self._places = [[next(places) for _ in range(size)] for size in sizes]
         self.bucket = [0] * len(self._leaves)
         for number, held in enumerate(self._places):
@@ -38,16 +46,27 @@ class GradientBuckets:
 
     def renew(self) -> None:
         """Takes fresh memory: an aborted reduction may still write to the old."""
-        self.flat: list[Tensor] = []
-        self.gradients: list[Tensor] = [torch.empty(0)] * len(self._leaves)
-        for held in self._places:
-            sizes = [self._leaves[place].numel() for place in held]
-            flat = self._leaves[held[0]].new_zeros(sum(sizes))
-            self.flat.append(flat)
-            for place, part in zip(held, flat.split(sizes), strict=True):
-                self.gradients[place] = part.view_as(self._leaves[place])
+        self.flat = [
+            self._leaves[held[0]].new_zeros(sum(shape.numel() for shape in shapes))
+            for held, shapes in zip(self._places, self.shapes, strict=True)
+        ]
+        self.gradients = self.views(self.flat)
         for leaf, gradient in zip(self._leaves, self.gradients, strict=True):
             leaf.grad = gradient
+
+    @property
+    def shapes(self) -> list[list[torch.Size]]:
+        """Of the gradients in each bucket, in their order there."""
+        return [[self._leaves[place].shape for place in held] for held in self._places]
+
+    def views(self, flat: Sequence[Tensor]) -> list[Tensor]:
+        """What belongs to each leaf, in their order, in tensors laid out like the buckets."""
+        views = [torch.empty(0)] * len(self._leaves)
+        for tensor, held, shapes in zip(flat, self._places, self.shapes, strict=True):
+            parts = tensor.split([shape.numel() for shape in shapes])
+            for place, part, shape in zip(held, parts, shapes, strict=True):
+                views[place] = part.view(shape)
+        return views
 
     @torch.no_grad()
     def scale(self, factor: float) -> None:

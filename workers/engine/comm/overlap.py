@@ -11,11 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from rubato.spec.communication import CPU_BUCKET_MB
 from workers.engine.comm.buckets import GradientBuckets
 from workers.engine.parallel.compose import ModelShare
 from workers.engine.parallel.tensor import is_replicated, local_gradient, sum_partial
@@ -43,7 +45,7 @@ class Overlap:
     Args:
         share: whose parameters they are.
         leaves: the local tensors the optimizer updates, in the order of the parameters.
-        bucket_mb: largest size of a bucket.
+        bucket_mb: largest size of a bucket; "auto": it will be changed once it was measured.
         tensor: group of the tensor axis.
     """
 
@@ -51,7 +53,7 @@ class Overlap:
         self,
         share: ModelShare,
         leaves: Sequence[Tensor],
-        bucket_mb: float,
+        bucket_mb: float | Literal["auto"],
         tensor: dist.ProcessGroup | None,
     ) -> None:
         parameters, parts = share.parameters, share.parts
@@ -60,7 +62,9 @@ class Overlap:
         self._tensor = tensor
         self._late = _late(self._parameters, parts)
         early = [place for place in range(len(leaves)) if place not in self._late]
-        self.buckets = GradientBuckets(leaves, bucket_mb, [*reversed(early), *self._late])
+        self.buckets = GradientBuckets(
+            leaves, CPU_BUCKET_MB if bucket_mb == "auto" else bucket_mb, [*reversed(early), *self._late]
+        )
         places = {parameter: place for place, parameter in enumerate(self._parameters)}
         self._held = {
             part: [places[each] for each in part.parameters() if places[each] not in self._late] for part in parts

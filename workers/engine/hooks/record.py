@@ -30,6 +30,8 @@ class Record:
     step_tokens: int
     step_s: float
     exposed_comm_s: float | None = None
+    comm_bytes: int | None = None
+    comm_bytes_saved: int | None = None
     loss_scale: int = 1
     validation_loss: float | None = None
     data_s: float | None = None
@@ -49,6 +51,8 @@ class Record:
             step_tokens=int(commit["tokens"]),
             step_s=commit["seconds"],
             exposed_comm_s=commit.get("exposed_comm_s"),
+            comm_bytes=int(commit.get("comm_bytes", 0)),
+            comm_bytes_saved=int(commit.get("comm_bytes_saved", 0)),
             loss_scale=state.scale.value,
             data_s=commit.get("data_s"),
             **more,

@@ -7,7 +7,8 @@ the replica itself is whole and can take part in the next generation.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 
 import torch
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from workers.engine.comm.buckets import split_into_buckets
-from workers.engine.device import BreakableGroup
+from workers.engine.device import BreakableGroup, GroupError
 from workers.engine.membership import Generation
 from workers.engine.mesh import ReplicaMesh
 
@@ -53,7 +54,11 @@ class DataGroup:
         self._mesh = mesh
         self._on_failure = on_failure
         self._timeout = timeout
+        self._store = dist.PrefixStore(f"p{mesh.pipeline.index}t{mesh.tensor.index}", generation.store)
         self._group = mesh.device.breakable_group() if generation.data > 1 else None
+        self._subgroups: list[BreakableGroup] = []
+        self._beside = ThreadPoolExecutor(1, thread_name_prefix="data-axis")
+        self._begun: list[Future[None]] = []
         self._cause: str | None = None
 
     @property
@@ -63,9 +68,47 @@ class DataGroup:
 
     def form(self) -> None:
         """Connects to the other replicas."""
-        here, mesh = self._generation, self._mesh
-        store = dist.PrefixStore(f"p{mesh.pipeline.index}t{mesh.tensor.index}", here.store)
-        self._together(lambda group: group.form(store, here.replica, here.data, self._timeout))
+        here = self._generation
+        self._together(lambda group: group.form(self._store, here.replica, here.data, self._timeout))
+
+    def subgroups(self, members: Mapping[str, Sequence[int]]) -> dict[str, BreakableGroup]:
+        """Groups within this one, of which each holds some replicas of the generation, by name; of which this is one.
+
+        They break when this one does.
+        """
+        mine = {name: held for name, held in members.items() if self.index in held and len(held) > 1}
+        formed = {name: self._mesh.device.breakable_group() for name in mine}
+
+        def form(group: BreakableGroup) -> None:
+            self._subgroups += formed.values()
+            group.check()  # when it was aborted, these were not
+            for name, held in mine.items():
+                store = dist.PrefixStore(name, self._store)
+                formed[name].form(store, held.index(self.index), len(held), self._timeout)
+
+        self._together(form)
+        return formed
+
+    def begin(self, work: Callable[[BreakableGroup], None]) -> bool:
+        """Begins some calls that depend on each other, in a thread beside this one, after those begun before.
+
+        As with `begin_sum`, the next call that waits, waits for that too, and what goes wrong is told at once. False
+        when this replica is alone, and nothing was begun.
+        """
+        if self._group is None:
+            return False
+        group = self._group
+
+        def run() -> None:
+            if self._cause is None:
+                try:
+                    work(group)
+                except GroupError as error:
+                    self._cause = str(error)
+                    self._fail(self._cause)
+
+        self._begun.append(self._beside.submit(self._mesh.device.apart(run)))
+        return True
 
     def begin_sum(self, *tensors: Tensor) -> None:
         """Begins to sum each tensor over the replicas, in place; the next call that waits, waits for that too.
@@ -95,6 +138,16 @@ class DataGroup:
         """The largest of the replicas' values, of each."""
         return self._extremes(values, dist.ReduceOp.MAX)
 
+    def call(self, calls: Callable[[BreakableGroup], float]) -> float:
+        """What some calls on the group come to; 0 when this replica is alone."""
+        result = [0.0]
+
+        def keep(group: BreakableGroup) -> None:
+            result[0] = calls(group)
+
+        self._together(keep)
+        return result[0]
+
     def min(self, value: float) -> float:
         """The smallest of the replicas' values."""
         return self._extremes([value], dist.ReduceOp.MIN)[0]
@@ -114,13 +167,17 @@ class DataGroup:
 
     def abort(self) -> None:
         """Makes what this worker does on the axis fail now, and what the others do with it. From any thread."""
-        if self._group is not None:
-            self._group.abort()
+        for group in self._groups():
+            group.abort()
 
     def close(self) -> None:
         """Frees the group, once everybody is done with it or it was aborted."""
-        if self._group is not None:
-            self._group.close()
+        self._beside.shutdown()
+        for group in self._groups():
+            group.close()
+
+    def _groups(self) -> list[BreakableGroup]:
+        return [*self._subgroups, *([] if self._group is None else [self._group])]
 
     def _extremes(self, values: Sequence[float], operation: dist.ReduceOp.RedOpType) -> list[float]:
         tensor = torch.tensor(values, dtype=torch.float64, device=self._mesh.device.torch_device)
@@ -130,6 +187,9 @@ class DataGroup:
     def _together(self, call: Callable[[BreakableGroup], None]) -> None:
         if self._group is None:
             return
+        begun, self._begun = self._begun, []
+        for work in begun:
+            work.result()
         cause = self._cause
         if cause is None:
             try:

@@ -182,8 +182,8 @@ class ParallelismSpec(Section):
         if self.context > 1:
             yield FieldProblem(
                 "context",
-                "context parallelism of this torch knows attention of GPUs alone and returns wrong results on a CPU, "
-                "and no GPU was there to prove it on",
+                "torch's context parallelism knows the attention of GPUs alone, and could not be proved equal to one "
+                "process",
                 "leave it out; tensor splits the sequence too, outside of attention, and memory.recompute saves memory",
             )
         fewest, most = SCHEDULES[self.schedule].stages

@@ -140,7 +140,7 @@ def losses(metrics: list[dict[str, Any]]) -> list[float]:
 def compressed(**compression: Any) -> dict[str, Any]:
     return {
         "train": {"steps": 8},
-        "communication": {"bucket_mb": 0.02, "compression": compression},
+        "communication": {"bucket_mb": 0.1, "compression": compression},
         "checkpoint": {"every": 4, "keep_last": 2},
     }
 
@@ -196,7 +196,7 @@ def test_a_checkpoint_holds_what_is_owed(name: str, corpus: Path, tmp_path: Path
 
 
 def test_curves_and_bytes(corpus: Path, tmp_path: Path) -> None:
-    plain = {"train": {"steps": 8}, "communication": {"bucket_mb": 0.02}}
+    plain = {"train": {"steps": 8}, "communication": {"bucket_mb": 0.1}}
     names = {name: (compressed(name=name), None) for name in NAMES}
     found = curves(corpus, tmp_path, 2, {"none": (plain, None), **names})
     sent = {name: metrics[-1]["comm_bytes"] for name, metrics in found.items()}

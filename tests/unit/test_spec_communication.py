@@ -69,3 +69,10 @@ def test_compression_is_part_of_the_curve() -> None:
     assert curve_hash(plain) == curve_hash(spec(communication={"bucket_mb": 1}))
     assert curve_hash(plain) != curve_hash(small)
     assert ("communication.compression.name", None, "int8") in curve_differences(plain, small)
+
+
+def test_context_parallelism_is_refused_with_a_reason() -> None:
+    with pytest.raises(SpecError) as refused:
+        spec(parallelism={"context": 2}, workers=2)
+    ((field, cause),) = [(problem.field, problem.cause) for problem in refused.value.problems]
+    assert (field, "attention of GPUs alone" in cause) == ("parallelism.context", True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def train_at(
     name: str = "world",
     dtype: torch.dtype = torch.float64,
     events: list[dict[str, Any]] | None = None,
-    nodes: list[str] | None = None,
+    nodes: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """Trains as one rank of a layout, in fp64 by default; the metrics, where this rank is the one that reports them.
 

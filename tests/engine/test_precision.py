@@ -121,7 +121,7 @@ class Interrupted(StaticMembership):
             return super().join(standing)
         assert standing.prepared
         first, step = self._generation, (standing.step or 0) + 1
-        return Generation(2, 1, 0, step, roll_forward=True, source=None, commit=None, store=first.store, nodes=("",))
+        return Generation(2, 1, 0, step, roll_forward=True, source=None, commit=None, store=first.store)
 
 
 def test_a_skipped_step_is_rolled_forward_and_restored_like_any_other(corpus: Path, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ class Generation:
             job needs state. Columns broadcast together, so it is set for all members or for none.
         commit: the agreed values of the commit that led to ``step``.
         store: where the data group of this generation meets; unique to the generation.
-        nodes: the node of each replica's worker at this member's place, by replica.
+        nodes: the node of each replica's worker at this member's place, by replica; (): all are on one.
     """
 
     number: int
@@ -60,7 +60,7 @@ class Generation:
     source: int | None
     commit: dict[str, float] | None
     store: Store
-    nodes: tuple[str, ...]
+    nodes: tuple[str, ...] = ()
 
 
 class Membership(Protocol):
@@ -115,7 +115,7 @@ class StaticMembership:
         data: data-parallel degree.
         replica: this worker's place on the data axis.
         store: where the data groups meet; not needed at ``data`` 1.
-        nodes: of each replica's worker at this place; None: all are on one.
+        nodes: of each replica's worker at this place; (): all are on one.
         on_report: receives what the worker reports, as (kind, record).
     """
 
@@ -125,7 +125,7 @@ class StaticMembership:
         replica: int = 0,
         store: Store | None = None,
         on_report: Callable[[str, dict[str, Any]], None] = lambda kind, record: None,
-        nodes: Sequence[str] | None = None,
+        nodes: Sequence[str] = (),
     ) -> None:
         if data > 1 and store is None:
             raise ValueError(f"{data} replicas need a store to meet at")
@@ -138,7 +138,7 @@ class StaticMembership:
             source=None,
             commit=None,
             store=PrefixStore("g1", HashStore() if store is None else store),
-            nodes=("",) * data if nodes is None else tuple(nodes),
+            nodes=tuple(nodes),
         )
         self._on_report = on_report
         self._joined = False

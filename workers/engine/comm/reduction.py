@@ -107,8 +107,9 @@ class Reduction:
             DataAxisError: the axis failed.
         """
         tell = tell if self._first and data.index == 0 else _nothing
+        nodes = generation.nodes or ("",) * generation.data
         began = time.perf_counter()
-        links = measure_links(data, generation.nodes, self._device)
+        links = measure_links(data, nodes, self._device)
         if links:
             slowest = min(links, key=lambda link: link.mb_s)
             seconds = time.perf_counter() - began
@@ -118,7 +119,7 @@ class Reduction:
         size = generation.data
         self._encodes, self._debtors, self._near, self._between = True, size, None, None
         if self._scheme is not None and self._between_nodes:
-            places = Places.of(generation.nodes, data.index)
+            places = Places.of(nodes, data.index)
             groups = data.subgroups({f"near{places.near[0]}": places.near, "between": places.speakers})
             self._near, self._between = groups.get(f"near{places.near[0]}"), groups.get("between")
             self._encodes, self._debtors = data.index in places.speakers, len(places.speakers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ def test_places_on_nodes() -> None:
     ]
 
 
-def curves(corpus: Path, folder: Path, size: int, cases: dict[str, tuple[dict[str, Any], list[str] | None]]) -> Any:
+def curves(corpus: Path, folder: Path, size: int, cases: dict[str, tuple[dict[str, Any], Sequence[str]]]) -> Any:
     """The metrics of each case, by name."""
 
     def body(rank: int, store: dist.Store) -> dict[str, Any]:
@@ -187,7 +188,7 @@ def test_a_mistake_beside_is_no_failure_of_the_axis() -> None:
 
 @pytest.mark.parametrize("name", ["int8", "powersgd"])
 def test_a_checkpoint_holds_what_is_owed(name: str, corpus: Path, tmp_path: Path) -> None:
-    case = {"run": (compressed(name=name), None)}
+    case = {"run": (compressed(name=name), ())}
     whole = curves(corpus, tmp_path, 2, case)["run"]
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000008")
     again = curves(corpus, tmp_path, 2, case)["run"]
@@ -197,8 +198,8 @@ def test_a_checkpoint_holds_what_is_owed(name: str, corpus: Path, tmp_path: Path
 
 def test_curves_and_bytes(corpus: Path, tmp_path: Path) -> None:
     plain = {"train": {"steps": 8}, "communication": {"bucket_mb": 0.1}}
-    names = {name: (compressed(name=name), None) for name in NAMES}
-    found = curves(corpus, tmp_path, 2, {"none": (plain, None), **names})
+    names = {name: (compressed(name=name), ()) for name in NAMES}
+    found = curves(corpus, tmp_path, 2, {"none": (plain, ()), **names})
     sent = {name: metrics[-1]["comm_bytes"] for name, metrics in found.items()}
     assert {name: metrics[-1]["comm_bytes_saved"] for name, metrics in found.items()} == {
         name: sent["none"] - each for name, each in sent.items()
@@ -213,7 +214,7 @@ def test_curves_and_bytes(corpus: Path, tmp_path: Path) -> None:
 
 def test_only_between_nodes(corpus: Path, tmp_path: Path) -> None:
     cases = {
-        "exact": ({"train": {"steps": 8}}, None),
+        "exact": ({"train": {"steps": 8}}, ()),
         "one": (compressed(name="int8", between="nodes"), ["a", "a", "a"]),
         "two": (compressed(name="int8", between="nodes"), ["a", "b", "a"]),
     }

@@ -23,8 +23,8 @@ from workers.engine.parallel.compose import ModelShare
 from workers.engine.parallel.generate import Generator
 from workers.engine.watch import flops_per_token
 
-LAYOUTS = [Layout(1, 1, 2), Layout(1, 2, 1), Layout(2, 1, 1), Layout(1, 2, 2)]
-SAMPLES = {"every": 2, "prompts": ["line 1", "the square of"], "tokens": 5}
+LAYOUTS = [Layout(2, 1, 1), Layout(1, 2, 2)]
+SAMPLES = {"every": 2, "prompts": ["line 1", "the square of"], "tokens": 4}
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
-def spec_of(corpus: Path, layout: Layout, steps: int = 4, **sections: Any) -> JobSpec:
+def spec_of(corpus: Path, layout: Layout, steps: int = 2, **sections: Any) -> JobSpec:
     shape = {"tensor": layout.tensor, "pipeline": layout.pipeline}
     return tiny_spec(corpus, train={"steps": steps}, parallelism=shape, workers=layout.world_size, **sections)
 
@@ -68,7 +68,7 @@ def everywhere(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 def test_a_metric_has_what_the_api_tells(layout: Layout, corpus: Path, everywhere: dict[str, Told]) -> None:
     metrics, _ = everywhere[str(layout)]
     told = [Metric.model_validate({**metric, "at": "2026-01-01T00:00:00Z"}) for metric in metrics]
-    assert [metric.step for metric in told] == [1, 2, 3, 4]
+    assert [metric.step for metric in told] == [1, 2]
     cost = flops_per_token(spec_of(corpus, layout))
     for metric in told:
         assert metric.flops_per_s == pytest.approx(metric.tokens_per_s * cost)
@@ -84,10 +84,10 @@ def test_a_metric_has_what_the_api_tells(layout: Layout, corpus: Path, everywher
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_norms_of_groups_are_those_of_one_process(layout: Layout, everywhere: dict[str, Told]) -> None:
-    found, reference = (everywhere[str(each)][0][3]["gradient_norms"] for each in (layout, Layout(1, 1, 1)))
+    found, reference = (everywhere[str(each)][0][1]["gradient_norms"] for each in (layout, Layout(1, 1, 1)))
     assert list(reference) == ["embedding", "layer 0", "layer 1", "layer 2", "layer 3", "head"]
     assert found == pytest.approx(reference, rel=1e-9)
-    whole = everywhere[str(layout)][0][3]["grad_norm"]
+    whole = everywhere[str(layout)][0][1]["grad_norm"]
     assert sum(norm**2 for norm in found.values()) ** 0.5 == pytest.approx(whole, rel=1e-9)
 
 
@@ -98,7 +98,7 @@ def test_the_model_says_the_same_at_every_layout(layout: Layout, everywhere: dic
          if event["kind"] == "sample"]
         for _, events in (everywhere[str(layout)], everywhere[str(Layout(1, 1, 1))])
     )  # fmt: skip
-    assert [sample[:2] for sample in reference] == [(step, prompt) for step in (2, 4) for prompt in SAMPLES["prompts"]]
+    assert [sample[:2] for sample in reference] == [(2, prompt) for prompt in SAMPLES["prompts"]]
     assert found == reference
     assert all(sample[2] for sample in reference)
 

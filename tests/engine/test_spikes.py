@@ -65,7 +65,7 @@ def last_of_each(metrics: list[dict[str, Any]]) -> dict[int, tuple[float, float]
     return {metric["step"]: (metric["loss"], metric["grad_norm"]) for metric in metrics}
 
 
-LAYOUTS = [Layout(1, 1, 1), Layout(3, 1, 1), Layout(1, 2, 1)]
+LAYOUTS = [Layout(1, 1, 1), Layout(2, 1, 1), pytest.param(Layout(1, 2, 2), marks=pytest.mark.long)]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)

@@ -56,6 +56,31 @@ async def test_a_job_shows_its_curve_figures_and_timeline(rubato: Rubato, page: 
     await expect(page.get_by_role("log").get_by_role("listitem").first).to_contain_text("checkpoint of step 50")
 
 
+async def test_recorded_steps_can_be_fetched_and_going_back_is_told(rubato: Rubato, page: Page) -> None:
+    job, driver = await rubato.training(name="recorded")
+    await page.goto(f"/jobs/{job['id']}")
+    traces = page.get_by_role("region", name="Recorded steps")
+    await expect(page.get_by_role("log")).to_contain_text("generation 1")
+    await expect(traces).to_be_hidden()
+    folder = Path(job["run_dir"]) / "profile" / "steps-2-3"
+    folder.mkdir(parents=True)
+    (folder / "rank-0.trace.json.gz").write_bytes(b"a trace")
+    driver.event("profile.saved", "steps 2 to 3 were recorded on rank 0", files=[])
+    driver.step = 10
+    driver.event("spike.rolled_back", "the loss of step 21 spiked", step=21, to=10)
+    driver.train(2, data=1)
+    driver.metrics[-1]["metric"]["loss"] = 2.25
+    await driver.sync("RUNNING", "training at 4 workers", data=1)
+    await expect(traces).to_contain_text("steps-2-3/rank-0.trace.json.gz")
+    async with page.expect_download() as fetched:
+        await traces.get_by_role("link").click()
+    assert Path(await (await fetched.value).path()).read_bytes() == b"a trace"
+    told = await rubato.http.get(f"/v1/jobs/{job['id']}/metrics", params={"after": 11})
+    assert told.json()["items"][0]["loss"] == 2.25
+    shown = page.get_by_role("log").get_by_role("listitem").filter(has_text="spiked")
+    await expect(shown).to_have_attribute("data-tone", "bad")
+
+
 async def ink(page: Page) -> int:
     """Pixels of the curves' own colour on the canvases of the charts."""
     count: int = await page.evaluate(

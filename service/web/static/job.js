@@ -69,6 +69,23 @@ async function showCheckpoints() {
         h("td", {}, clock(checkpoint.at), checkpoint.verified ? null : h("span", { class: "bad" }, " not verified")))))));
 }
 
+/** What the profiler has recorded, to be fetched; the boards of TensorBoard are not read in a browser. */
+async function showTraces() {
+  let items;
+  try {
+    ({ items } = await get(jobPath(job.id, "/files")));
+  } catch (error) {
+    if (!(error instanceof Problem)) throw error;
+    return; // the next event asks again
+  }
+  const traces = items.filter((file) => file.path.startsWith("profile/"));
+  byId("traces-card").hidden = !traces.length;
+  const link = (file) => jobPath(job.id, `/files/${file.path.split("/").map(encodeURIComponent).join("/")}`);
+  fill(byId("traces"), h("table", { class: "plain" }, h("tbody", {}, traces.map((file) =>
+    h("tr", { "data-key": file.path },
+      h("td", {}, h("a", { href: link(file) }, file.path.replace("profile/", ""))), h("td", {}, bytes(file.bytes)))))));
+}
+
 async function refresh() {
   if (complete) return;
   try {
@@ -100,6 +117,7 @@ function begin() {
     showEvents(some);
     loop.now();
     if (some.some((event) => event.kind.startsWith("checkpoint."))) showCheckpoints();
+    if (some.some((event) => event.kind === "profile.saved")) showTraces();
     // A generation that goes on from an earlier step does the steps after it again, and so does one that went back.
     const steps = some.filter((event) => event.kind === "generation.formed").map((event) => event.data.step ?? 0);
     steps.push(...some.filter((event) => event.kind === "spike.rolled_back").map((event) => event.data.to ?? 0));

@@ -80,10 +80,11 @@ class Report:
         self._membership.report("metric", metric)
         if due or record.step == self._spec.train.steps:
             log.info(
-                "step %d/%d  loss %.4f  gradient norm %.3g  lr %.3g  %.0f tokens/s  step %.3g s  data wait %.2g s  "
-                "MFU %.1f %%  memory %.0f MB, at most %.0f",
-                record.step, self._spec.train.steps, record.loss, record.grad_norm, record.lr, rate, record.step_s,
-                record.data_s or 0.0, 100 * metric["mfu"], memory.now / 1e6, memory.peak / 1e6,
+                "step %d/%d  loss %.4f  gradient norm %.3g  lr %.3g  %.0f tokens/s  MFU %.1f %%  step %.3g s, of it "
+                "data wait %.2g and exposed communication %.2g  memory %.0f MB, at most %.0f",
+                record.step, self._spec.train.steps, record.loss, record.grad_norm, record.lr, rate,
+                100 * metric["mfu"], record.step_s, record.data_s or 0.0, record.exposed_comm_s or 0.0,
+                memory.now / 1e6, memory.peak / 1e6,
             )  # fmt: skip
 
     def _tell_skipped(self, record: Record) -> None:

@@ -83,6 +83,16 @@ def largest_divisor(number: int, most: int) -> int:
     return max(small[-1], *(number // d for d in small if number // d <= most), 1)
 
 
+def sharding_degree(data: int, shard_over: int | None) -> int:
+    """Replicas that share one copy of a sharded state: at least ``shard_over``, and a divisor of ``data``; None: all.
+
+    More than were asked for where they do not divide the data degree, so that no size needs more memory a worker.
+    """
+    if shard_over is None or shard_over >= data:
+        return data
+    return next(degree for degree in range(shard_over, data + 1) if data % degree == 0)
+
+
 def micro_batches(shape: ReplicaShape, global_batch: int, data: int) -> list[int]:
     """Micro-batches each replica computes in a step; replicas with more weigh more in the loss."""
     return split_evenly(global_batch // shape.micro_batch, data)

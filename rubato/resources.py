@@ -51,7 +51,7 @@ class LayoutView(Resource):
     data: int
     pipeline: int
     tensor: int
-    zero: int = 0
+    zero: int = Field(0, description="what the data axis shards: 1 optimizer states, 2 gradients too, 3 parameters too")
     micro_batch: int
     accumulation: int = Field(description="micro-batches of the busiest replica in a step")
 
@@ -64,6 +64,7 @@ class LayoutView(Resource):
             data=layout.data,
             pipeline=layout.pipeline,
             tensor=layout.tensor,
+            zero=spec.memory.zero,
             micro_batch=shape.micro_batch,
             accumulation=max(counts),
         )

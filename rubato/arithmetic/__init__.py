@@ -1,6 +1,7 @@
 """What a model costs, worked out before it runs: parameters, floating-point operations, bytes."""
 
 from rubato.arithmetic.decoder import Decoder
+from rubato.arithmetic.engine import EnginePeak, engine_peak
 from rubato.arithmetic.flops import (
     forward_flops_per_token,
     recomputed_flops_per_token,
@@ -18,6 +19,7 @@ from rubato.arithmetic.memory import (
     kept_bytes_per_token,
     memory_of_rank,
     parameters_of_rank,
+    sharded_states,
 )
 from rubato.arithmetic.precision import AUTOCAST, BF16, FP16, FP32, SHARDED, Precision
 
@@ -30,17 +32,20 @@ __all__ = [
     "FP32",
     "SHARDED",
     "Decoder",
+    "EnginePeak",
     "Precision",
     "RankMemory",
     "Recompute",
     "Software",
     "Spread",
+    "engine_peak",
     "forward_flops_per_token",
     "in_flight",
     "kept_bytes_per_token",
     "memory_of_rank",
     "parameters_of_rank",
     "recomputed_flops_per_token",
+    "sharded_states",
     "training_flops",
     "training_flops_per_token",
 ]

@@ -47,17 +47,21 @@ class Software:
     ``composed_norms``: an RMSNorm of several operations (torch on CPU), which keeps the normalised values too.
     ``autocast``: the residual stream stays in 32 bits, and every product casts its own copy of its input
     (torch.autocast, which remembers those of weights alone).
+    ``selects_products``: selective recomputation keeps a layer's input and what products, attention and collectives
+    gave (torch's selective checkpointing); else it is attention's scores that are recomputed, and nothing else
+    (Megatron).
     """
 
     unfused_attention: bool = False
     gathered_inputs: bool = False
     composed_norms: bool = False
     autocast: bool = False
+    selects_products: bool = False
 
 
-ENGINE_GPU = Software(gathered_inputs=True)
+ENGINE_GPU = Software(gathered_inputs=True, selects_products=True)
 """Rubato's engine on a GPU."""
-ENGINE_CPU = Software(gathered_inputs=True, composed_norms=True)
+ENGINE_CPU = Software(gathered_inputs=True, composed_norms=True, selects_products=True)
 """Rubato's engine on a CPU."""
 
 
@@ -88,8 +92,7 @@ def memory_of_rank(
 ) -> RankMemory:
     """What one pipeline rank holds; the ranks of its tensor and data axes hold as much.
 
-    ZeRO as in Rajbhandari et al. 2020 (arXiv:1910.02054), section 5: each stage divides one more of the states by the
-    number of shards. The logits and the temporaries of a layer at work are not in it.
+    The logits and the temporaries of a layer at work are not in it.
 
     Args:
         sequence: positions of a sequence on this rank.
@@ -98,14 +101,24 @@ def memory_of_rank(
         layers: how many this rank holds.
         software: what decides which of a layer's values are kept.
     """
-    held = parameters_of_rank(decoder, spread, rank, layers)
     kept, _ = kept_bytes_per_token(decoder, spread, precision, sequence, software)
-    gradient = precision.gradient + precision.computed_gradient
     return RankMemory(
-        parameters=precision.parameter * held / (spread.shards if spread.zero == 3 else 1),
-        gradients=gradient * held / (spread.shards if spread.zero >= 2 else 1),
-        optimizer=precision.optimizer * held / (spread.shards if spread.zero else 1),
+        *sharded_states(precision, spread, parameters_of_rank(decoder, spread, rank, layers)),
         activations=in_flight(spread, rank, micro_batches) * layers * kept * spread.micro_batch * sequence,
+    )
+
+
+def sharded_states(precision: Precision, spread: Spread, held: float) -> tuple[float, float, float]:
+    """Bytes of parameters, gradients and optimizer states on a rank that holds so many parameters.
+
+    ZeRO as in Rajbhandari et al. 2020 (arXiv:1910.02054), section 5: each stage divides one more of the states by the
+    number of shards.
+    """
+    gradient = precision.gradient + precision.computed_gradient
+    return (
+        precision.parameter * held / (spread.shards if spread.zero == 3 else 1),
+        gradient * held / (spread.shards if spread.zero >= 2 else 1),
+        precision.optimizer * held / (spread.shards if spread.zero else 1),
     )
 
 
@@ -150,7 +163,13 @@ def kept_bytes_per_token(
     shared = (norms + masks) / by_sequence + inputs / (1 if software.gathered_inputs else by_sequence)
     split = (heads + mlp) / spread.tensor
     whole = shared + split + scores / spread.tensor
-    kept = {"none": whole, "selective": shared + split, "full": stream * hidden / by_sequence}[spread.recompute]
+    layer_input = stream * hidden / by_sequence
+    selected = shared + split
+    if software.selects_products:
+        gathered = 2 * hidden * (1 + 1 / by_sequence) if spread.tensor > 1 else 0.0  # what goes in and comes out
+        products = 2 * decoder.query_hidden + 2 * decoder.kv_hidden + (decoder.mlp_matrices - 1) * decoder.ffn
+        selected = layer_input + element * (products / spread.tensor + 2 * hidden + gathered)
+    kept = {"none": whole, "selective": selected, "full": layer_input}[spread.recompute]
     return kept, whole
 
 

@@ -80,6 +80,7 @@ class JobSpec(Section):
             device_map_problems,
             _average_problems,
             _monitor_problems,
+            _zero_problems,
         )
         problems = [problem for check in checks for problem in check(self)]
         if not problems and "parallelism" in self.model_fields_set:  # else the planner finds sizes for it
@@ -219,6 +220,14 @@ def _split_backward_problems(spec: JobSpec) -> Iterator[FieldProblem]:
             f"the head is computed with the loss then, whose gradients {schedule} does not take apart",
             "use loss_chunks: 1, or schedule interleaved, 1f1b or gpipe",
         )
+    if spec.memory.zero > 1:
+        trouble = "would no longer have the layers" if spec.memory.zero == 3 else "would have to keep the layers whole"
+        yield FieldProblem(
+            "memory.zero",
+            f"{schedule} computes the gradients of weights apart, long after those of inputs: zero {spec.memory.zero} "
+            f"{trouble} whose turn it is not",
+            "use zero 1, or schedule interleaved, 1f1b or gpipe",
+        )
     if spec.train.precision == "float8":
         yield FieldProblem(
             "train.precision",
@@ -231,6 +240,32 @@ def _split_backward_problems(spec: JobSpec) -> Iterator[FieldProblem]:
             f"bf16_pure adds micro-batches up in fp32, which {schedule} with its gradients of weights apart goes round",
             "use bf16, or schedule interleaved, 1f1b or gpipe",
         )
+
+
+def _zero_problems(spec: JobSpec) -> Iterator[FieldProblem]:
+    if spec.memory.zero == 0:
+        return
+    if spec.communication.compression.name != "none":
+        yield FieldProblem(
+            "communication.compression",
+            f"zero {spec.memory.zero} sends each rank the sums of its own rows alone, and these are not compressed",
+            "use compression none, or zero 0",
+        )
+    if spec.optimizer.name == "muon":
+        yield FieldProblem(
+            "optimizer.name",
+            f"muon makes whole matrices orthogonal, of which zero {spec.memory.zero} gives a rank some rows",
+            "use adamw, or zero 0",
+        )
+    if spec.parallelism.device_map is not None:
+        yield FieldProblem(
+            "memory.zero",
+            "device_map places the layers of a copy on several devices of a process, where zero gathers them on one",
+            "use zero 0, or leave device_map out",
+        )
+    if spec.communication.bucket_mb == "auto":
+        cause = f"zero {spec.memory.zero} sends layer by layer, so there is no size to measure"
+        yield FieldProblem("communication.bucket_mb", cause, "leave it out, or use zero 0")
 
 
 def _precision_problems(spec: JobSpec) -> Iterator[FieldProblem]:

@@ -135,6 +135,23 @@ class MemorySpec(Section):
         description="parts of a micro-batch whose logits are computed one after the other, and once more in the "
         "backward pass; for vocabularies so large that the logits fill the memory",
     )
+    zero: Annotated[int, Field(ge=0, le=3)] = Field(
+        0,
+        description="what the replicas share out among them: 1 optimizer states and master weights, 2 gradients too, "
+        "3 parameters too, which are gathered layer by layer",
+    )
+    shard_over: PositiveInt | None = Field(
+        None,
+        description="replicas that share one copy of what zero shards, such as those of one node; the copies are "
+        "replicated. More where this does not divide the data degree; null: all replicas",
+    )
+
+    @model_validator(mode="after")
+    def _something_to_shard(self) -> Self:
+        if self.shard_over is not None and self.zero == 0:
+            cause = f"zero 0 shards nothing, so not over {self.shard_over} replicas either"
+            raise refuse([FieldProblem("shard_over", cause, "use zero 1, 2 or 3, or leave shard_over out")])
+        return self
 
 
 class ParallelismSpec(Section):

@@ -62,6 +62,8 @@ def layout_of(spec: JobSpec, workers: int) -> Layout | None:
         tensor=shape.tensor,
         pipeline=shape.pipeline,
         data=shape.data,
+        zero=spec.memory.zero,
+        shard_over=spec.memory.shard_over,
         micro_batch=parallelism.micro_batch,
         schedule=_SCHEDULES[parallelism.schedule],
         virtual_stages=parallelism.virtual_stages,
@@ -85,9 +87,17 @@ def space_of(spec: JobSpec) -> Space:
     """What the planner may choose for a job: what its engine can run, and the spec does not say."""
     return Space(
         most_tensor=1 if spec.train.precision == "float8" else None,
-        zero=(0,),
+        zero=_zero_stages(spec),
         recompute=("none", "full") if is_open(spec, "memory.recompute") else (_recompute_of(spec),),
     )
+
+
+def _zero_stages(spec: JobSpec) -> tuple[int, ...]:
+    """From none on: where it fits, a job that loses a replica does not go back to a checkpoint."""
+    if not is_open(spec, "memory.zero"):
+        return (spec.memory.zero,)
+    whole = spec.optimizer.name == "muon" or spec.communication.compression.name != "none"
+    return (0,) if whole or spec.communication.bucket_mb == "auto" else (0, 1, 2, 3)
 
 
 def with_layout(spec: JobSpec, layout: Layout) -> JobSpec:
@@ -106,4 +116,6 @@ def with_layout(spec: JobSpec, layout: Layout) -> JobSpec:
     }
     if is_open(spec, "memory.recompute"):
         content["memory"]["recompute"] = layout.recompute
+    if is_open(spec, "memory.zero"):
+        content["memory"]["zero"] = layout.zero
     return parse_spec(content)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rubato.arithmetic import Recompute, Software, in_flight, kept_bytes_per_token, parameters_of_rank
+from rubato.arithmetic import Recompute, Software, in_flight, kept_bytes_per_token, parameters_of_rank, sharded_states
 from service.planning.constants import Constants
 from service.planning.shapes import Accelerator, Layout, Runtime, Work
 
@@ -77,9 +77,7 @@ class MemoryModel:
         embedding = model.embedding_parameters / layout.tensor
         shards = layout.shards
 
-        parameters = precision.parameter * held / (shards if layout.zero == 3 else 1)
-        gradients = (precision.gradient + precision.computed_gradient) * held / (shards if layout.zero >= 2 else 1)
-        optimizer = precision.optimizer * held / (shards if layout.zero else 1)
+        parameters, gradients, optimizer = sharded_states(precision, layout, held)
 
         tokens = layout.micro_batch * self.work.sequence / layout.context
         kept, whole = self._kept_bytes(layout)

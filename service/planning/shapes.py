@@ -7,7 +7,7 @@ from math import ceil, inf
 from typing import Literal
 
 from rubato.arithmetic import BF16, Decoder, Precision, Recompute, Software
-from rubato.layout import split_evenly
+from rubato.layout import sharding_degree, split_evenly
 
 Schedule = Literal["1f1b", "gpipe", "interleaved"]
 Attention = Literal["unfused", "flash1", "flash2", "native"]
@@ -31,8 +31,9 @@ class Layout:
     """How the work is spread: degrees, ZeRO stage, micro-batch (sequences), schedule, recomputation.
 
     ``context``: ranks a sequence is split over (ring attention). ``virtual_stages`` above 1 means interleaving.
-    ``stage_layers``: layers of every pipeline rank where they are not split evenly. ``data_inner``: data neighbours sit
-    closer together than pipeline neighbours (Megatron's order); Rubato keeps a replica together instead.
+    ``stage_layers``: layers of every pipeline rank where they are not split evenly. ``shard_over``: replicas that share
+    one copy of what ZeRO splits; None: all. ``data_inner``: data neighbours sit closer together than pipeline
+    neighbours (Megatron's order); Rubato keeps a replica together instead.
     """
 
     tensor: int = 1
@@ -46,6 +47,7 @@ class Layout:
     recompute: Recompute = "none"
     sequence_parallel: bool = False
     stage_layers: tuple[int, ...] | None = None
+    shard_over: int | None = None
     data_inner: bool = False
 
     @property
@@ -58,8 +60,8 @@ class Layout:
 
     @property
     def shards(self) -> int:
-        """Ranks over which ZeRO splits: those that hold the same parameters."""
-        return self.data * self.context
+        """Ranks over which ZeRO splits: those that hold the same parameters, or neighbours among them."""
+        return sharding_degree(self.data, self.shard_over) * self.context
 
     def with_data(self, data: int, zero: int) -> Layout:
         """The same replica, so many times, at a ZeRO stage."""

@@ -10,14 +10,12 @@ import contextlib
 import json
 import os
 import queue
-import socket
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rubato.problems import RubatoError
+from workers.engine.connections import Connection, tcp_connections
 
 # A store cannot be waited for and interrupted at once, so it is asked again and again.
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02
@@ -110,6 +109,15 @@ class GroupError(RuntimeError):
     """A call on a group failed: a member is gone, or the group was aborted."""
 
 
+@dataclass(eq=False)
+class Call:
+    """A call that has begun; ``over`` once the backend has said so. ``then`` completes its result."""
+
+    work: dist.Work
+    over: bool = False
+    then: Callable[[], object] = lambda: None
+
+
 class BreakableGroup(ABC):
     """A process group whose calls block until they are done, if not said otherwise, and fail at once after `abort`.
 
@@ -123,7 +131,7 @@ class BreakableGroup(ABC):
         self.rank, self.size = 0, 1
         self._aborted = threading.Event()
         self._news: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._pending: list[dist.Work] = []
+        self._pending: list[Call] = []
         self._group: Any = None
 
     def form(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
@@ -166,8 +174,23 @@ class BreakableGroup(ABC):
 
     def all_gather(self, received: Tensor, sent: Tensor) -> None:
         """Makes what member i sends row i of ``received``, which has a row for each; all rows are of one size."""
-        self._begin(lambda: self._group._allgather_base(received, sent))
+        self.begin_all_gather(received, sent)
         self._finish()
+
+    def begin_all_gather(self, received: Tensor, sent: Tensor) -> Call:
+        """Begins to make what member i sends row i of ``received``, which has a row for each; all of one size."""
+        return self._begin(lambda: self._group._allgather_base(received, sent))
+
+    @abstractmethod
+    def begin_reduce_scatter(self, own: Tensor, whole: Tensor, take: Callable[[], Tensor]) -> Call:
+        """Begins to fill ``own`` with this member's part of the sum of all ``whole``; flat, parts of one size.
+
+        ``take`` gives room of the size of ``whole``, where the backend needs any.
+        """
+
+    @abstractmethod
+    def finish(self, call: Call) -> None:
+        """Returns when what is computed from here on finds the result of a call. Not for one that was waited for."""
 
     def abort(self) -> None:
         """Makes the current call and all later ones fail, and those of members that wait for this one.
@@ -185,14 +208,18 @@ class BreakableGroup(ABC):
     @abstractmethod
     def _disconnect(self) -> None: ...
 
-    def _begin(self, start: Callable[[], dist.Work]) -> None:
+    def _begin(self, start: Callable[[], dist.Work]) -> Call:
         self.check()
         with _calling():
-            self._pending.append(start())
+            call = Call(start())
+        self._pending.append(call)
+        return call
 
-    @abstractmethod
     def _finish(self) -> None:
         """Returns once all that was begun is done."""
+        self.check()
+        for call in [*self._pending]:
+            self.finish(call)
 
     def check(self) -> None:
         """Raises when the group was aborted."""
@@ -213,8 +240,8 @@ class GlooGroup(BreakableGroup):
     def __init__(self) -> None:
         super().__init__()
         self._lock = threading.Lock()
-        self._before: set[_Connection] | None = None
-        self._connections: set[_Connection] | None = None
+        self._before: set[Connection] | None = None
+        self._connections: set[Connection] | None = None
 
     def _form(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
         patient = _InterruptibleStore(store, self._aborted)
@@ -229,7 +256,7 @@ class GlooGroup(BreakableGroup):
             self._news.put(None)
 
         with self._lock:
-            self._before = _tcp_connections()
+            self._before = tcp_connections()
         self.check()
         # In a thread of its own, since a connection to a peer that has died since it gave its address cannot be
         # interrupted.
@@ -239,7 +266,7 @@ class GlooGroup(BreakableGroup):
         if failed:
             raise failed[0]
         self._group = formed[0]
-        opened = _tcp_connections() - self._before
+        opened = tcp_connections() - self._before
         patient.set(f"ends/{rank}", json.dumps([list(each.local) for each in opened]))
         theirs = {tuple(end) for peer in range(size) if peer != rank for end in json.loads(patient.get(f"ends/{peer}"))}
         with self._lock:
@@ -249,7 +276,7 @@ class GlooGroup(BreakableGroup):
 
     def close(self) -> None:
         group, self._group = self._group, None
-        pending = [work for work in self._pending if not work.is_completed()]
+        pending = [call.work for call in self._pending if not call.work.is_completed()]
         if pending:
             GlooGroup._left_behind.append((group, pending))
         GlooGroup._left_behind[:] = [
@@ -260,22 +287,36 @@ class GlooGroup(BreakableGroup):
         with self._lock:
             if self._before is None:
                 return  # not one of the process's connections is this group's yet
-            connections = _tcp_connections() - self._before if self._connections is None else self._connections
+            connections = tcp_connections() - self._before if self._connections is None else self._connections
         for connection in connections:
             connection.shut()
 
-    def _begin(self, start: Callable[[], dist.Work]) -> None:
-        super()._begin(start)
-        self._pending[-1].get_future().add_done_callback(self._news.put)
+    def _begin(self, start: Callable[[], dist.Work]) -> Call:
+        call = super()._begin(start)
 
-    def _finish(self) -> None:
+        def tell(future: Any) -> None:
+            call.over = True
+            self._news.put(future)
+
+        call.work.get_future().add_done_callback(tell)
+        return call
+
+    def begin_reduce_scatter(self, own: Tensor, whole: Tensor, take: Callable[[], Tensor]) -> Call:
+        # gloo's own reduces everything everywhere. This sends no byte more than must be.
+        parts = take()
+        call = self._begin(lambda: self._group.alltoall_base(parts, whole, [], [], dist.AllToAllOptions()))
+        call.then = lambda: torch.sum(parts.view(-1, own.numel()), dim=0, out=own)
+        return call
+
+    def finish(self, call: Call) -> None:
         self.check()
-        for _ in self._pending:
-            done = self._news.get()
+        while not call.over:
+            self._news.get()  # may be word of another call
             self.check()
-            with _calling():
-                done.wait()  # raises what went wrong
-        self._pending.clear()
+        with _calling():
+            call.work.wait()  # raises what went wrong
+        self._pending.remove(call)
+        call.then()
 
 
 class NcclGroup(BreakableGroup):
@@ -303,14 +344,21 @@ class NcclGroup(BreakableGroup):
         if self._group is not None:
             self._group.abort()
 
-    def _finish(self) -> None:
-        self.check()
+    def begin_reduce_scatter(self, own: Tensor, whole: Tensor, take: Callable[[], Tensor]) -> Call:
+        options = dist.ReduceScatterOptions()
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM)
+        return self._begin(lambda: self._group._reduce_scatter_base(own, whole, options))
+
+    def finish(self, call: Call) -> None:
         with _calling():
-            for work in self._pending:
-                work.wait()
+            call.work.wait()  # makes the stream wait, not this thread
+        self.check()
+        self._pending.remove(call)
+
+    def _finish(self) -> None:
+        super()._finish()
         torch.cuda.current_stream(self._device).synchronize()
         self.check()
-        self._pending.clear()
 
 
 @contextlib.contextmanager
@@ -352,37 +400,3 @@ class _InterruptibleStore(dist.Store):
             if time.monotonic() > deadline:
                 raise RuntimeError(f"a member did not come while the group formed; missing: {', '.join(keys)}")
             pause = min(2 * pause, _LONGEST_PAUSE_S)
-
-
-@dataclass(frozen=True)
-class _Connection:
-    """A TCP connection of this process. The inode tells it from a later one with the same descriptor."""
-
-    descriptor: int
-    inode: str
-    local: tuple[str, int]
-    remote: tuple[str, int]
-
-    def shut(self) -> None:
-        """Ends it for both sides, without closing a descriptor that others own."""
-        with contextlib.suppress(OSError):  # closed since by its owner, which serves as well
-            if _inode(self.descriptor) == self.inode:
-                with socket.socket(fileno=os.dup(self.descriptor)) as copy:
-                    copy.shutdown(socket.SHUT_RDWR)
-
-
-def _inode(descriptor: int) -> str:
-    return str(Path(f"/proc/self/fd/{descriptor}").readlink())
-
-
-def _tcp_connections() -> set[_Connection]:
-    found = set()
-    for descriptor in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
-        with contextlib.suppress(OSError):  # no socket, not connected, or closed since
-            inode = _inode(descriptor)
-            if inode.startswith("socket:"):
-                with socket.socket(fileno=os.dup(descriptor)) as copy:
-                    if copy.family in (socket.AF_INET, socket.AF_INET6):
-                        local, remote = copy.getsockname()[:2], copy.getpeername()[:2]
-                        found.add(_Connection(descriptor, inode, local, remote))
-    return found

@@ -7,6 +7,10 @@ The step is atomic over generations. A worker reduces its gradients, is *prepare
 and only then steps the optimizer. Of a broken generation some members may have stepped and some not, never more than
 one apart: the next generation goes on from the highest step, prepared members one behind apply the gradients they
 hold, and everybody else receives the state from a peer at that step.
+
+Where replicas share one state out (ZeRO), a lost replica takes its shard with it: nobody rolls forward, all go back to
+the newest checkpoint. Before a generation is left in agreement, its members save the state together, so the next one
+goes on from that step, with other shards.
 """
 
 from __future__ import annotations
@@ -23,7 +27,8 @@ class Standing:
     """What a worker says of itself when it is ready for a generation.
 
     Attributes:
-        step: optimizer steps its state holds; None: it has no state (a newcomer).
+        step: optimizer steps its state holds; None: it has no state of its own. It is a newcomer, or one of those
+            that share one state out among replicas (ZeRO): a shard is no state, and its step goes no further alone.
         prepared: it also holds the reduced gradients of the step after, ready to apply.
         commit: what the last commit agreed on (gradient norm and the like). A member that was prepared one step
             behind never heard it, so those who did hand it over.

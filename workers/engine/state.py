@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -13,8 +13,11 @@ from torch.distributed.tensor import DTensor
 from rubato.spec import OptimizerSpec
 from workers.engine.optim import LossScale, Optimizer
 from workers.engine.parallel.data import DataGroup
+from workers.engine.parallel.rows import Rows, Split
 from workers.engine.parallel.tensor import local
 from workers.engine.watch.losses import LossHistory
+
+NARROW = (torch.bfloat16, torch.float16)
 
 
 class AlsoSaved(Protocol):
@@ -40,33 +43,59 @@ class AlsoSaved(Protocol):
 class TrainingState:
     """Weights, what the optimizer keeps of them, the loss scale, the number of steps done and of tokens seen.
 
+    Args:
+        sharded: holds nothing before `share_out`, and then this rank's rows.
+
     Attributes:
-        weights: this worker's share, by global name: the parameters, or fp32 masters of those in a narrower format.
+        weights: this worker's share, by global name: the parameters, or fp32 masters of those in a narrower format, or
+            this rank's rows of either.
         leaves: the local tensors behind them, which the optimizer updates; same order.
         scale: of the loss.
         losses: what losses are usual by now.
         jumped: data steps that are left out, ascending.
+        optimizer: of the leaves.
         step: steps done; None: what the tensors hold means nothing.
         updates: of these the ones that were not skipped.
         tokens: real tokens seen since the first step.
         also: what else of this worker is to be in a checkpoint; None: nothing.
+        publish: makes the parameters of others of these rows; None: this worker holds all it computes with.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], spec: OptimizerSpec, scale: LossScale) -> None:
-        self.weights = {name: _master(parameter) for name, parameter in parameters.items()}
-        self.leaves = [local(weight) for weight in self.weights.values()]
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], spec: OptimizerSpec, scale: LossScale, *, sharded: bool = False
+    ) -> None:
+        self._parameters, self._spec = parameters, spec
         self.scale = scale
+        self.optimizer: Optimizer
+        if sharded:
+            self._take({})
+        else:
+            self._take({name: _master(parameter) for name, parameter in parameters.items()})
         narrow = [
             (local(parameter), leaf)
-            for parameter, leaf in zip(parameters.values(), self.leaves, strict=True)
+            for parameter, leaf in zip(parameters.values(), self.leaves, strict=not sharded)
             if parameter.dtype != leaf.dtype
         ]
         self._copies = [copy for copy, _ in narrow]
         self._masters = [master for _, master in narrow]
-        self.optimizer = Optimizer(self.weights, self.leaves, spec)
         self.losses = LossHistory()
         self.jumped: list[int] = []
         self.also: AlsoSaved | None = None
+        self.publish: Callable[[], None] | None = None
+
+    def share_out(self, split: Split, *, apart: bool) -> None:
+        """Holds the rows that a split gives this rank, and forgets what it held.
+
+        Args:
+            apart: in memory of their own; else in the parameters, where these are of the format that is updated.
+        """
+        self._take({})  # gives back what was there before
+        self._take({name: _rows(each, split, apart=apart) for name, each in self._parameters.items()})
+
+    def _take(self, weights: Mapping[str, Tensor]) -> None:
+        self.weights = dict(weights)
+        self.leaves = [weight.held if isinstance(weight, Rows) else local(weight) for weight in weights.values()]
+        self.optimizer = Optimizer(self.weights, self.leaves, self._spec)
         self.step: int | None = None
         self.updates = self.tokens = 0
 
@@ -153,7 +182,9 @@ class TrainingState:
     def state_dict(self) -> dict[str, Any]:
         """The state by global names, for a checkpoint: nested dicts of tensors that share memory with this object."""
         return {
-            "model": {name: weight.detach() for name, weight in self.weights.items()},
+            "model": {
+                name: weight if isinstance(weight, Rows) else weight.detach() for name, weight in self.weights.items()
+            },
             "optimizer": {
                 f"state.{name}.{slot}": like(weight, held)
                 for (name, weight), leaf in zip(self.weights.items(), self.leaves, strict=True)
@@ -184,8 +215,10 @@ class TrainingState:
 
     @torch.no_grad()
     def _publish(self) -> None:
-        """Rounds masters to the parameters that are computed with."""
-        if self._copies:
+        """Makes the parameters that are computed with those that were updated or loaded. May raise DataAxisError."""
+        if self.publish is not None:
+            self.publish()
+        elif self._copies:
             torch._foreach_copy_(self._copies, self._masters)
 
     def _tensors(self) -> list[Tensor]:
@@ -194,13 +227,27 @@ class TrainingState:
 
 def _master(parameter: nn.Parameter) -> Tensor:
     """What the optimizer updates for a parameter: itself, unless its format is too narrow to add small steps to."""
-    if parameter.dtype not in (torch.bfloat16, torch.float16):
+    if parameter.dtype not in NARROW:
         return parameter
     return like(parameter, local(parameter).float())
 
 
+def _rows(parameter: nn.Parameter, split: Split, *, apart: bool) -> Rows:
+    tensor = local(parameter)
+    rows = split.of(tensor.shape[0])
+    narrow = parameter.dtype in NARROW
+    if narrow or apart:
+        dtype = torch.float32 if narrow else parameter.dtype
+        held = tensor.new_zeros(rows.stop - rows.start, *tensor.shape[1:], dtype=dtype)
+    else:
+        held = tensor[rows]
+    return Rows.of(parameter, split, held)
+
+
 def like(parameter: Tensor, held: Tensor) -> Tensor:
     """A local tensor as a shard of the same kind as a parameter."""
+    if isinstance(parameter, Rows):
+        return parameter.like(held)
     if not isinstance(parameter, DTensor):
         return held
     return DTensor.from_local(

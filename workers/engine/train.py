@@ -13,16 +13,17 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rubato.layout import fewest_micro_batches, sample_range
+from rubato.layout import fewest_micro_batches, micro_batches, sample_range
 from rubato.spec import JobSpec
 from workers.engine.checkpoint import CheckpointStore
 from workers.engine.checkpoint.recovery import Recovery
-from workers.engine.comm.overlap import Overlap, Start
+from workers.engine.comm.exchange import Start
 from workers.engine.comm.reduction import Reduction
 from workers.engine.compiled import CompileReport, keep_in
 from workers.engine.data import Ahead, Sampler, data_step, open_corpus
@@ -34,6 +35,7 @@ from workers.engine.parallel.compose import ModelShare
 from workers.engine.parallel.data import DataAxisError, DataGroup
 from workers.engine.parallel.pipeline import Runner
 from workers.engine.parallel.tensor import NOT_COUNTED
+from workers.engine.parallel.zero import exchange_of
 from workers.engine.run import RunDirectory
 from workers.engine.state import TrainingState
 from workers.engine.watch.spikes import SpikeGuard
@@ -108,15 +110,16 @@ class Worker:
         self.sampler = Ahead(Sampler(spec, open_corpus(spec, run.corpus)))
         keep_in(run.compiled)
         self.share = ModelShare(spec, mesh)
-        self.state = TrainingState(self.share.parameters, spec.optimizer, LossScale(spec.train))
-        self.overlap = Overlap(self.share, self.state.leaves, spec.communication.bucket_mb, mesh.tensor.group)
-        self.buckets = self.overlap.buckets
+        self.sharded, scale = spec.memory.zero > 0, LossScale(spec.train)
+        self.state = TrainingState(self.share.parameters, spec.optimizer, scale, sharded=self.sharded)
+        self.exchange = exchange_of(spec, self.share, self.state, mesh.tensor.group)
+        self.buckets = self.exchange.buckets
         self.norms = GroupNorms(self.share.parameters, self.share.counted, spec.model.layers, self.device)
         self.guard = SpikeGuard(spec.faults.spike)
         self.reduction = Reduction(spec, mesh, self.buckets, self.state)
         keep_last = spec.checkpoint.keep_last
         self.checkpoints = CheckpointStore(run.checkpoints, keep_last=keep_last, fence=fence, report=self.tell)
-        self.recovery = Recovery(self.checkpoints, membership, mesh, self.share, self.state)
+        self.recovery = Recovery(self.checkpoints, membership, mesh, self.share, self.state, self.exchange)
         self.checkpoint = Checkpoint(spec, membership, mesh, self.checkpoints, self.state)
         self.report = Report(spec, membership, mesh)
         watched = watching(spec, membership, mesh, run, self.sampler, self.share, self.state, self.report)
@@ -141,16 +144,17 @@ class Worker:
         return self.commit.get("loss") if self.commit else None
 
     def standing(self) -> Standing:
-        """What this worker brings to the next generation."""
-        return Standing(self.state.step, self.prepared is not None, self.commit)
+        """What this worker brings to the next generation: nothing where it holds a shard, which is no state alone."""
+        return Standing(None) if self.sharded else Standing(self.state.step, self.prepared is not None, self.commit)
 
     def live(self, generation: Generation) -> bool:
         """One generation: True when all steps are done, False when another generation is to be joined."""
         self.close()  # whoever joined a new generation is done with the old one
-        self.data = data = DataGroup(generation, self.mesh, lambda cause: self.membership.failed(generation, cause))
+        fail = partial(self.membership.failed, generation)
+        self.data = data = DataGroup(generation, self.mesh, fail, self.spec.memory.shard_over)
         self.membership.on_broken(data.abort)
         try:
-            session = self.enter(generation, data)
+            session, leave = self.enter(generation, data), False
             while True:
                 for hook in self.hooks:
                     if due(hook, self.state.done, self.spec.train.steps):
@@ -158,7 +162,11 @@ class Worker:
                 if self.state.done >= self.spec.train.steps:
                     data.max([0.0])  # nobody ends before the first replica has saved
                     return True
-                if self.step(session):
+                if leave:
+                    self.checkpoint(session)  # the next generation has other shards
+                    return False
+                leave = self.step(session)
+                if leave and not self.sharded:
                     self.reduction.share_out(data)
                     return False
         except DataAxisError as error:
@@ -185,8 +193,10 @@ class Worker:
         self.commit = generation.commit
         shape, batch = self.spec.parallelism, self.spec.train.global_batch
         samples = sample_range(shape, batch, generation.data, generation.replica)
-        runner = self.share.runner(len(samples) // shape.micro_batch)
-        return Session(generation, data, samples, runner, self.record(again=True))
+        counts = micro_batches(shape, batch, generation.data)
+        runner = self.exchange.runner(self.share, counts, generation.replica)
+        rows = max(counts) * shape.micro_batch if self.sharded else len(samples)
+        return Session(generation, data, samples, rows, runner, self.record(again=True))
 
     def step(self, session: Session) -> bool:
         """One optimizer step. True when all have agreed to leave the generation after it."""
@@ -204,6 +214,7 @@ class Worker:
         loss_here = float(sums[0]) if self.mesh.tensor.index == 0 else 0.0
         asked = float(self.membership.boundary_requested())
         *squares, loss_sum, asked = self.mesh.sum([*squares, loss_here, asked])
+        squares = self.exchange.totals(squares)
         tokens = float(sums[1])
         weight = self.nominal_tokens / tokens
         norms = self.norms.by_group(squares, weight / self.state.scale.value)
@@ -235,8 +246,8 @@ class Worker:
     def backward(self, runner: Runner, tokens_BS: Tensor, targets_BS: Tensor, start: Start) -> Tensor:
         """Gradients of these samples into the buckets, which `start` is given; losses' sum over ``nominal_tokens``."""
         batch = tokens_BS.to(self.device), targets_BS.to(self.device)
-        with self.overlap.reducing(start):
-            return runner.train(*batch, self.state.scale.value, self.overlap.last_pass)
+        with self.exchange.reducing(start):
+            return runner.train(*batch, self.state.scale.value, self.exchange.last_pass)
 
     def update(self, commit: dict[str, float]) -> None:
         """Steps the optimizer with the gradients in the buckets, as all have committed to; skips what is not finite."""
@@ -263,7 +274,7 @@ class Worker:
         count = fewest_micro_batches(shape)
         tokens_BS = torch.zeros(count * shape.micro_batch, length, dtype=torch.int64)
         if steps:
-            runner = self.share.runner(count)
+            runner = self.exchange.runner(self.share, [count], 0)
             self.share.initialise(self.state.weights)
             self.state.begin()
         for _ in range(steps):

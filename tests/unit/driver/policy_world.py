@@ -37,10 +37,14 @@ class Worker:
 
 
 class World:
-    """Applies the orders of a policy to workers and checks, at each step, what must always hold."""
+    """Applies the orders of a policy to workers and checks, at each step, what must always hold.
 
-    def __init__(self, policy: Policy, size: int) -> None:
+    ``sharded``: replicas share one state out, and save it together before they leave a generation in agreement.
+    """
+
+    def __init__(self, policy: Policy, size: int, *, sharded: bool = False) -> None:
         self.policy = policy
+        self.sharded = sharded
         self.size = size
         self.now = 0.0
         self.workers: dict[int, Worker] = {}
@@ -84,6 +88,8 @@ class World:
 
     def ready(self, worker: Worker) -> None:
         worker.order, worker.waiting, worker.told_to_leave, worker.broken = None, True, False, False
+        if self.sharded:
+            worker.state = State()  # a shard is none
         self.apply(self.policy.ready(worker.key, worker.state, self.now))
 
     def kill(self, worker: Worker) -> None:
@@ -130,6 +136,7 @@ class World:
                 worker.state = State(step, False, {"norm": float(step)})
             self.committed = max(self.committed, step)
             if leaving:
+                self.checkpoint = step if self.sharded else self.checkpoint
                 for worker in members:
                     self.ready(worker)
 

@@ -10,8 +10,8 @@ from workers.driver.rendezvous.members import Incarnation, Member, State
 from workers.driver.rendezvous.policy import Policy
 
 
-def world(size: int = 2, **options: object) -> World:
-    return World(Policy(size, **options), size)  # type: ignore[arg-type]
+def world(size: int = 2, *, sharded: bool = False, **options: object) -> World:
+    return World(Policy(size, **options), size, sharded=sharded)  # type: ignore[arg-type]
 
 
 def two_replicas() -> World:
@@ -404,3 +404,51 @@ def test_two_workers_cannot_claim_one_place() -> None:
     policy.arrived(Member(1, Incarnation("a", "x"), 0), 0.0)
     with pytest.raises(ValueError, match="place 0"):
         policy.arrived(Member(2, Incarnation("a", "x"), 0), 0.0)
+
+
+def sharded_replicas() -> World:
+    here = world(sharded=True, patience=Patience(assemble=5, batch=0))
+    here.want("a", "b")
+    here.start("a")
+    here.start("b")
+    here.train(3)
+    return here
+
+
+def test_a_shared_out_state_changes_hands_at_a_boundary_without_a_step_lost_or_a_wait() -> None:
+    here = sharded_replicas()
+    here.want("a", "b", "c")
+    here.start("c")
+    here.train(1)
+    formed = here.formed[1]
+    assert (formed.replicas, formed.step, formed.source, formed.healed) == (("a", "b", "c"), None, None, ())
+    assert {worker.state.step for worker in here.current()} == {4}
+    here.want("b", "d")  # who is not there yet is not waited for: it will have its own boundary
+    here.train(1)
+    assert here.formed[2].replicas == ("b",)
+    assert {worker.state.step for worker in here.current()} == {5}
+    assert all(worker.released and not worker.saving for worker in replica(here, "a"))
+
+
+def test_a_lost_shard_takes_everybody_back_and_nobody_rolls_forward() -> None:
+    here = sharded_replicas()
+    here.checkpoint = 2
+    here.kill(replica(here, "b")[0])
+    for worker in replica(here, "a"):
+        worker.state = State(3, prepared=True, commit={"norm": 3.0})
+        here.ready(worker)
+    assert len(here.formed) == 1, "the lost one may be back soon"
+    here.advance(5)
+    formed = here.formed[1]
+    assert (formed.replicas, formed.step, formed.source) == (("a",), None, None)
+    assert [worker.order.roll_forward for worker in here.current() if worker.order] == [False, False]
+    assert {worker.state.step for worker in here.current()} == {2}
+
+
+def test_stopping_a_job_with_a_shared_out_state_lets_all_go_once_it_is_saved() -> None:
+    here = sharded_replicas()
+    here.stop()
+    here.train(1)
+    assert here.checkpoint == 4
+    assert here.stopped
+    assert all(worker.released and not worker.saving for worker in here.workers.values())

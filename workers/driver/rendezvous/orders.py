@@ -87,7 +87,10 @@ class Done:
 
 @dataclass(frozen=True)
 class Stopped:
-    """The job was asked to stop, and nobody with state is left that has not had the chance to save it."""
+    """The job was asked to stop, and nobody with state is left that has not had the chance to save it.
+
+    ``saved_by``: the replica that did; None: nobody, or all together before they left the generation (ZeRO).
+    """
 
     saved_by: str | None
 

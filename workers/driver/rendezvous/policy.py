@@ -7,7 +7,8 @@ The rules, in the order in which they win:
    workers whose replica is broken.
 3. A generation goes on from the highest step that a whole replica holds. A replica one step behind that had its
    gradients ready applies them; every other one receives the state. Only when nobody with state is left does
-   everybody load the newest checkpoint.
+   everybody load the newest checkpoint. Workers of a job whose replicas share one state out (ZeRO) have none to tell
+   of: at a boundary they have saved it together, so nothing is lost; after a loss they go back to what was saved last.
 4. A running generation is changed at a step boundary, and only when the change can be made at once: newcomers train
    on nothing until they are ready, and those who are no longer wanted stay until someone wanted holds the state.
 """
@@ -214,12 +215,13 @@ class Policy:
             return orders
         if any(group.usable and group.any_in(Phase.TRAINING) for group in self._groups.values()):
             return []
+        agreed = current is not None and current.broken is None
         orders = self._end(current) if current else []
         if self._over:
             return orders + self._release(self._groups.values())
         if self._stopping:
             return orders + self._stop()
-        return orders + self._form(current.groups if current else (), now)
+        return orders + self._form(current.groups if current else (), now, agreed=agreed)
 
     def _review(self, current: Current, now: float) -> list[Order]:
         """Asks for a boundary when the running generation is not the one that is wanted."""
@@ -243,7 +245,7 @@ class Policy:
         degree = self._degree(len(stay) + len(new))
         return (stay + new)[:degree] if degree else list(current.groups)
 
-    def _form(self, before: Sequence[Group], now: float) -> list[Order]:
+    def _form(self, before: Sequence[Group], now: float, *, agreed: bool) -> list[Order]:
         orders: list[Order] = []
         for group in [group for group in self._groups.values() if group.ready and not group.consistent]:
             orders += self._evict(group, "its workers do not hold the same step", now)
@@ -251,7 +253,7 @@ class Policy:
         chosen = self._candidates()
         if start.capable and not any(group in start.capable for group in chosen):
             chosen.append(start.capable[0])
-        elif not start.capable and not self._assembled(chosen, now):
+        elif not start.capable and not agreed and not self._assembled(chosen, now):
             return orders
         # Who has the state comes first, in the order of before: who reports and saves changes as seldom as possible.
         order = {group: place for place, group in enumerate(before)}

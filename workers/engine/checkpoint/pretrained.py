@@ -16,6 +16,7 @@ from rubato.pretrained import TensorPlace, find_tensors
 from rubato.pretrained.config import pretrained_problem
 from rubato.spec import ModelSpec
 from workers.engine.models.huggingface import Origin, origin
+from workers.engine.parallel.rows import Rows
 from workers.engine.parallel.tensor import local
 
 _PREFIX = "transformer."  # folders that GPT-2's own tools wrote go without
@@ -30,6 +31,9 @@ def fill_pretrained(model: ModelSpec, weights: Mapping[str, Tensor]) -> None:
     assert model.source is not None
     pretrained = PretrainedWeights(model.source, model.family)
     for name, weight in weights.items():
+        if isinstance(weight, Rows):
+            pretrained.fill(name, weight.shape, weight.held, weight.offsets)
+            continue
         offsets: Sequence[int] = [0] * weight.ndim
         if isinstance(weight, DTensor):
             _, offsets = compute_local_shape_and_global_offset(weight.shape, weight.device_mesh, weight.placements)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from workers.engine.checkpoint.store import CheckpointStore
+from workers.engine.comm.exchange import Exchange
 from workers.engine.data.jumps import data_step
 from workers.engine.membership import Membership
 from workers.engine.mesh import ReplicaMesh
@@ -24,12 +25,14 @@ class Recovery:
         mesh: ReplicaMesh,
         share: ModelShare,
         state: TrainingState,
+        exchange: Exchange,
     ) -> None:
         self._checkpoints = checkpoints
         self._membership = membership
         self._mesh = mesh
         self._share = share
         self._state = state
+        self._exchange = exchange
 
     def restore(self, data: DataGroup, latest: int | None = None) -> None:
         """Loads the newest checkpoint, or begins at step 0; the same step everywhere.
@@ -45,6 +48,18 @@ class Recovery:
         newest = self._checkpoints.newest(self._mesh.group, latest)
         # Storage may show a checkpoint to one host before another: all take the newest that all can see.
         step = int(data.min(newest.step if newest else 0))
+        (reached,) = data.max([self._state.step or 0])
+        self._exchange.hold(data)
+        self._load(step)
+        if not data.first:
+            return
+        if step:
+            self._tell("checkpoint.restored", f"the checkpoint of step {step} was loaded", {"step": step})
+        if reached > step and latest is None:
+            message = f"a shard of the state was lost: training goes back from step {reached:.0f} to step {step}"
+            self._tell("training.rolled_back", message, {"from": int(reached), "to": step})
+
+    def _load(self, step: int) -> None:
         if step == 0:
             self._share.initialise(self._state.weights)
             self._state.begin()
@@ -53,9 +68,9 @@ class Recovery:
         self._state.drop()
         self._checkpoints.load(step, state, self._mesh.group)
         self._state.loaded(state)
-        if data.first:
-            event = {"kind": "checkpoint.restored", "message": f"the checkpoint of step {step} was loaded"}
-            self._membership.report("event", {**event, "data": {"step": step}})
+
+    def _tell(self, kind: str, message: str, data: dict[str, int]) -> None:
+        self._membership.report("event", {"kind": kind, "message": message, "data": data})
 
     def roll_back(self, data: DataGroup, guard: SpikeGuard, loss: float) -> None:
         """Goes back to before the data steps that led to a spike, and leaves them out from now on.

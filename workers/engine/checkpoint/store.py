@@ -18,9 +18,8 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_state
-from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
 from rubato.checkpoints import (
     MANIFEST,
@@ -39,6 +38,7 @@ from rubato.resources import LayoutView
 from rubato.spec import JobSpec
 from rubato.spec.identity import curve_hash
 from workers.engine.checkpoint.crew import Crew
+from workers.engine.checkpoint.together import save_together
 
 log = logging.getLogger(__name__)
 
@@ -159,6 +159,7 @@ class CheckpointStore:
         spec: JobSpec,
         loss: float | None,
         group: dist.ProcessGroup | None = None,
+        crew: Crew | None = None,
     ) -> StoredCheckpoint:
         """Saves the state after ``step`` optimizer steps; when it returns, it is on disk and complete.
 
@@ -171,12 +172,13 @@ class CheckpointStore:
             spec: of the job, for the manifest.
             loss: of the last step, nats; None when it is not known.
             group: see the class.
+            crew: all that hold a share of the state, where these are not one group.
 
         Raises:
             FencedError: a newer attempt writes here now; nothing was published.
             RubatoError: it could not be written; nothing was published.
         """
-        crew = Crew(group)
+        crew = crew or Crew(group)
         final = self._folder / checkpoint_name(step)
         try:
             there = crew.once(lambda: self._verified(final))
@@ -184,13 +186,7 @@ class CheckpointStore:
                 return there
             building = crew.once(lambda: self._begin(final))
             try:
-                with _quiet():
-                    save_state(
-                        state,
-                        storage_writer=FileSystemWriter(building),
-                        process_group=group,
-                        no_dist=group is None,
-                    )
+                save_together(state, building, crew)
                 manifest = Manifest(
                     step=step,
                     at=datetime.now(UTC),
@@ -200,11 +196,10 @@ class CheckpointStore:
                     files=_checksums(building, crew),
                 )
                 stored = crew.once(lambda: self._publish(building, final, manifest))
+                self._trusted.add(final)
             finally:
                 if crew.rank == 0:
                     shutil.rmtree(building, ignore_errors=True)  # gone already when it was renamed
-        except CheckpointException as error:
-            raise _unsaved(final, _causes(error)) from error
         except OSError as error:
             raise _unsaved(final, str(error)) from error
         crew.once(lambda: self._make_room(step))
@@ -261,7 +256,6 @@ class CheckpointStore:
             self._discard(final)  # damaged, or `save` would have returned it
         building.rename(final)
         sync_folder(self._folder)
-        self._trusted.add(final)
         return StoredCheckpoint(final, manifest)
 
     def _make_room(self, step: int) -> None:

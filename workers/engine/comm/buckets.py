@@ -74,6 +74,29 @@ class GradientBuckets:
         torch._foreach_mul_(self.flat, factor)
 
 
+class ShardedGradients:
+    """The gradients of the rows a rank holds, like `GradientBuckets` of whole parameters; a layer is a bucket.
+
+    Attributes:
+        flat: a tensor a layer, and one for the rest.
+        gradients: of the rows, in the order of the parameters; views of ``flat``.
+        sent_bytes: that a rank sends in a step, gradients and parameters.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.flat: list[Tensor] = []
+        self.gradients: list[Tensor] = [torch.empty(0)] * count
+        self.sent_bytes = 0
+
+    def renew(self) -> None:
+        """Nothing to do: what a call may still write to is dropped with the call."""
+
+    @torch.no_grad()
+    def scale(self, factor: float) -> None:
+        """Multiplies all gradients."""
+        torch._foreach_mul_(self.flat, factor)
+
+
 def split_into_buckets(tensors: Sequence[Tensor], bucket_mb: float) -> list[list[Tensor]]:
     """Neighbours of one dtype and device together, up to ``bucket_mb`` MB a bucket."""
     buckets: list[list[Tensor]] = []

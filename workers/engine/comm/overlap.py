@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Literal
@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from rubato.spec.communication import CPU_BUCKET_MB
 from workers.engine.comm.buckets import GradientBuckets
+from workers.engine.comm.exchange import Start
 from workers.engine.parallel.compose import ModelShare
+from workers.engine.parallel.data import DataGroup
+from workers.engine.parallel.pipeline import Runner
 from workers.engine.parallel.tensor import is_replicated, local_gradient, sum_partial
-
-Start = Callable[[Tensor], None]
-"""Begins to reduce a bucket in place. Called in the midst of a backward pass, which must not be left: never raises."""
 
 
 def _late(parameters: Sequence[nn.Parameter], parts: Sequence[nn.Module]) -> list[int]:
@@ -77,6 +77,17 @@ class Overlap:
         self._taking = threading.Lock()  # autograd has a thread a device, and layers may be on several
         for place, parameter in enumerate(self._parameters):
             parameter.register_post_accumulate_grad_hook(partial(self._accumulated, place))
+
+    def hold(self, data: DataGroup) -> None:
+        """A generation begins; every replica holds all of the state, so nothing changes hands."""
+
+    def totals(self, squares: Sequence[float]) -> list[float]:
+        """What squared gradients come to over the data axis: every replica has all of them."""
+        return list(squares)
+
+    def runner(self, share: ModelShare, counts: Sequence[int], replica: int) -> Runner:
+        """Runs the micro-batches of a replica, of which each has so many."""
+        return share.runner(counts[replica])
 
     @contextmanager
     def reducing(self, start: Start) -> Iterator[None]:

@@ -15,10 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rubato.spec import JobSpec
-from workers.engine.comm.buckets import GradientBuckets
+from workers.engine.comm.buckets import GradientBuckets, ShardedGradients
 from workers.engine.comm.codecs import codec_of
 from workers.engine.comm.compression import Debt, Encoded, LowRank, Scheme, plain_bytes
-from workers.engine.comm.overlap import Start
+from workers.engine.comm.exchange import Start
 from workers.engine.comm.topology import measure_links, told
 from workers.engine.comm.tuning import smallest_fast_bucket
 from workers.engine.device import BreakableGroup
@@ -61,12 +61,17 @@ class Reduction:
 
     Attributes:
         lossy: whether sums leave something out, which is part of the state.
-        traffic: bytes that this worker sends in a step of the generation, and how many fewer than uncompressed.
     """
 
     at_end = True
 
-    def __init__(self, spec: JobSpec, mesh: ReplicaMesh, buckets: GradientBuckets, state: TrainingState) -> None:
+    def __init__(
+        self,
+        spec: JobSpec,
+        mesh: ReplicaMesh,
+        buckets: GradientBuckets | ShardedGradients,
+        state: TrainingState,
+    ) -> None:
         self._device = mesh.device.torch_device
         self._first = mesh.pipeline.index == mesh.tensor.index == 0
         compression = spec.communication.compression
@@ -83,7 +88,7 @@ class Reduction:
         self._encodes, self._debtors = True, 1
         self._near: BreakableGroup | None = None
         self._between: BreakableGroup | None = None
-        self.traffic: dict[str, float] = {"comm_bytes": 0, "comm_bytes_saved": 0}
+        self._traffic: dict[str, float] = {"comm_bytes": 0, "comm_bytes_saved": 0}
         if self.lossy:
             state.also = self
 
@@ -94,6 +99,13 @@ class Reduction:
             assert self._compression.rank is not None
             self._scheme = LowRank(self._compression.rank, self._seed, self._buckets.shapes)
         self._debt = Debt(self._buckets.flat) if self.lossy else None
+
+    @property
+    def traffic(self) -> dict[str, float]:
+        """Bytes that this worker sends in a step of the generation, and how many fewer than uncompressed."""
+        if isinstance(self._buckets, ShardedGradients):
+            return {"comm_bytes": self._buckets.sent_bytes, "comm_bytes_saved": 0}
+        return self._traffic
 
     def form(self, data: DataGroup, generation: Generation, tell: Tell) -> None:
         """A generation begins: measures links, makes the groups that sums need, drops what is owed by another's state.
@@ -226,7 +238,7 @@ class Reduction:
                 sent += sum(plain_bytes(FP32_BYTES * count, self._near.size) for count in sizes)
                 if self._encodes and self._debtors > 1:
                     sent += FP32_BYTES * sum(sizes) * (self._near.size - 1)
-        self.traffic = {"comm_bytes": sent, "comm_bytes_saved": uncompressed - sent}
+        self._traffic = {"comm_bytes": sent, "comm_bytes_saved": uncompressed - sent}
 
 
 def _nothing(kind: str, message: str, data: dict[str, Any]) -> None:

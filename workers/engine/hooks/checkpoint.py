@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from rubato.problems import RubatoError
 from rubato.spec import JobSpec
-from workers.engine.checkpoint import CheckpointStore, FencedError
+from workers.engine.checkpoint import CheckpointStore, Crew, FencedError, JobCrew
 from workers.engine.hooks.hook import Session, busy
 from workers.engine.membership import Membership
 from workers.engine.mesh import ReplicaMesh
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class Checkpoint:
-    """Saves the state; the first replica does, all its workers together.
+    """Saves the state; the first replica does, all its workers together. All replicas do where each has a shard.
 
     A save that fails is reported, and the next one tries again: the state in memory is as good as before. Only the
     last one must not fail.
@@ -35,12 +35,15 @@ class Checkpoint:
         self._store = store
         self._state = state
         self._first = mesh.pipeline.index == mesh.tensor.index == 0
+        self._sharded = spec.memory.zero > 0
 
     def __call__(self, session: Session) -> None:
-        if session.generation.replica != 0:
+        replica = session.generation.replica
+        if replica != 0 and not self._sharded:
             return
+        loss = session.record.loss if session.record else None
         try:
-            self.save(session.generation.data, session.record.loss if session.record else None)
+            self.save(session.generation.data, loss, JobCrew(session.data, self._mesh) if self._sharded else None)
         except FencedError:
             raise
         except RubatoError as error:  # all workers of the replica have heard it
@@ -48,23 +51,25 @@ class Checkpoint:
             if step >= self._spec.train.steps:
                 raise
             log.exception("training goes on without a checkpoint of step %d", step)
-            if self._first:
+            if self._first and replica == 0:
                 message = f"no checkpoint of step {step}: {error.detail}; training goes on, the next save tries again"
                 data = {"step": step, "cause": error.detail}
                 self._membership.report("event", {"kind": "checkpoint.failed", "message": message, "data": data})
 
-    def save(self, data: int, loss: float | None) -> None:
+    def save(self, data: int, loss: float | None, crew: Crew | None = None) -> None:
         """Saves, unless a checkpoint of this step is there.
 
         Args:
             data: data degree of the generation.
             loss: of the last step, when it is known.
+            crew: who together have the state; None: the workers of this replica.
 
         Raises:
             FencedError: a newer attempt writes here now.
             RubatoError: it could not be written.
         """
         step, began = self._state.done, datetime.now(UTC)
+        crew = crew or Crew(self._mesh.group)
         with busy(self._membership, "checkpoint"):
             stored = self._store.save(
                 step,
@@ -72,9 +77,9 @@ class Checkpoint:
                 layout=self._mesh.layout(data),
                 spec=self._spec,
                 loss=loss,
-                group=self._mesh.group,
+                crew=crew,
             )
-        if stored.manifest.at >= began and self._first:
+        if stored.manifest.at >= began and crew.rank == 0:
             seconds = (datetime.now(UTC) - began).total_seconds()
             size = sum(file.bytes for file in stored.manifest.files.values())
             event = {"step": step, "bytes": size, "seconds": seconds}

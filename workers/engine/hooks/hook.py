@@ -19,6 +19,7 @@ class Session:
 
     Attributes:
         samples: this replica's places in the global batch.
+        rows: samples that the runner takes: those, or as many as any replica has where all compute together (ZeRO).
         runner: runs them.
         record: of the step that led here; None when none did (at the first step, or right after a checkpoint was
             loaded).
@@ -27,6 +28,7 @@ class Session:
     generation: Generation
     data: DataGroup
     samples: range
+    rows: int
     runner: Runner
     record: Record | None
 

@@ -39,7 +39,7 @@ class Samples:
         with busy(self._membership, "samples"):
             made = self._generator.continue_all(
                 session.runner,
-                len(session.samples),
+                session.rows,
                 self._prompts,
                 wanted.tokens,
                 vocabulary=self._tokenizer.size,

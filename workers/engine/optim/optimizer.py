@@ -33,7 +33,7 @@ class Optimizer:
     In place, so that state can be received or loaded before any step was taken.
 
     Args:
-        weights: by global name, DTensors where a tensor axis splits them.
+        weights: by global name, DTensors where a tensor axis splits them, or rows of them where the data axis does.
         leaves: the local tensors behind them, which are updated; same order. Their ``grad`` is what to update with.
         spec: which rule, and its numbers.
 

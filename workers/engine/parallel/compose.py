@@ -17,9 +17,11 @@ from workers.engine.mesh import ReplicaMesh
 from workers.engine.models import FAMILIES
 from workers.engine.parallel.pipeline import Boundary, ManyStages, OneStage, Runner, stretches
 from workers.engine.parallel.placement import Placement
+from workers.engine.parallel.rows import Rows
 from workers.engine.parallel.tensor import (
     TokenLoss,
     is_replicated,
+    local,
     set_whole,
     split_over_tensor_axis,
     vocab_share,
@@ -69,7 +71,7 @@ class ModelShare:
         if self._axis is not None:
             split_over_tensor_axis(part, self._family.tensor_plan(part, self._axis.size()), self._axis)
         if self._spec.parallelism.device_map is None:
-            part.to_empty(device=self._mesh.device.torch_device)
+            self._materialise(part)
         else:
             Placement(self._spec, self._mesh.device).put(part)
         part.tie_weights()
@@ -78,6 +80,14 @@ class ModelShare:
         apply_precision(part, self._precision, self._mesh.device)
         self.compilation.apply(part.layers)
         return part
+
+    def _materialise(self, part: nn.Module) -> None:
+        """Puts a part on the device, with memory for its parameters only where they stay."""
+        for module in part.modules():
+            module.to_empty(device=self._mesh.device.torch_device, recurse=False)
+            if self._spec.memory.zero == 3:
+                for parameter in module.parameters(recurse=False):
+                    local(parameter).untyped_storage().resize_(0)
 
     def _tie_parts(self) -> None:
         """Makes the last part use the embedding of the first, where both are here."""
@@ -113,7 +123,11 @@ class ModelShare:
         for name, weight in weights.items():
             digest = hashlib.sha256(f"{self._spec.train.seed}/{name}".encode()).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
-            set_whole(weight, self._family.initial_value(name, weight.shape, self._config, generator))
+            value = self._family.initial_value(name, weight.shape, self._config, generator)
+            if isinstance(weight, Rows):
+                weight.set_whole(value)
+            else:
+                set_whole(weight, value)
 
     def runner(self, micro_batches: int) -> Runner:
         """Runs ``micro_batches`` of them a step. All workers of the replica ask for the same number."""

@@ -6,19 +6,25 @@ the replica itself is whole and can take part in the next generation.
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rubato.layout import sharding_degree
 from workers.engine.comm.buckets import split_into_buckets
-from workers.engine.device import BreakableGroup, GroupError
+from workers.engine.device import BreakableGroup, Call, GroupError
 from workers.engine.membership import Generation
 from workers.engine.mesh import ReplicaMesh
+from workers.engine.parallel.rows import Split
+
+Result = TypeVar("Result")
 
 TIMEOUT = timedelta(minutes=30)
 """How long a call waits for the other replicas, who may be saving; that one is gone is heard at once."""
@@ -40,6 +46,12 @@ class DataGroup:
     Args:
         on_failure: told at once, with the cause, when the axis fails here: mates may wait for workers elsewhere who
             wait for this one.
+        shard_over: replicas that share one copy of the state, where it is sharded, at least; None: all.
+
+    Attributes:
+        size, index: replicas on the axis, and the place of this one.
+        split: how state is sharded, if it is: neighbours on the axis share a copy.
+        copies: of a sharded state that there are.
     """
 
     def __init__(
@@ -47,9 +59,12 @@ class DataGroup:
         generation: Generation,
         mesh: ReplicaMesh,
         on_failure: Callable[[str], None],
+        shard_over: int | None = None,
         timeout: timedelta = TIMEOUT,
     ) -> None:
-        self.index = generation.replica
+        self.size, self.index = generation.data, generation.replica
+        degree = sharding_degree(generation.data, shard_over)
+        self.split, self.copies = Split(degree, generation.replica % degree), generation.data // degree
         self._generation = generation
         self._mesh = mesh
         self._on_failure = on_failure
@@ -59,7 +74,9 @@ class DataGroup:
         self._subgroups: list[BreakableGroup] = []
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="data-axis")
         self._begun: list[Future[None]] = []
+        self._sharded, self._across = self._group, None
         self._cause: str | None = None
+        self._waited_s = 0.0
 
     @property
     def first(self) -> bool:
@@ -70,6 +87,13 @@ class DataGroup:
         """Connects to the other replicas."""
         here = self._generation
         self._together(lambda group: group.form(self._store, here.replica, here.data, self._timeout))
+        if self.copies > 1:
+            degree, place = self.split.degree, self.split.index
+            first = self.index - place
+            copy, across = f"copy{first}", f"place{place}"
+            members = {copy: range(first, first + degree), across: range(place, self.size, degree)}
+            groups = self.subgroups(members)
+            self._sharded, self._across = groups.get(copy), groups[across]
 
     def subgroups(self, members: Mapping[str, Sequence[int]]) -> dict[str, BreakableGroup]:
         """Groups within this one, of which each holds some replicas of the generation, by name; of which this is one.
@@ -116,23 +140,75 @@ class DataGroup:
         A worker may be in the midst of a pass that its mates wait for, so this never raises: what goes wrong is told
         at once, and the next call that waits fails.
         """
-        if self._group is None or self._cause is not None:
-            return
-        try:
-            self._group.begin_all_reduce(tensors, dist.ReduceOp.SUM)
-        except RuntimeError as error:
-            self._cause = str(error)
-            self._fail(self._cause)
+        if self._group is not None:
+            self._try(lambda group: group.begin_all_reduce(tensors, dist.ReduceOp.SUM), self._group)
+
+    def begin_gather(self, whole: Tensor, own: Tensor) -> Call | None:
+        """Begins to fill ``whole`` with the ``own`` of all that share one copy of the state, in their order.
+
+        Like `begin_sum` it never raises, nor does `finish`; None when there is nothing to wait for.
+        """
+        if self._sharded is None:
+            whole[: own.numel()].copy_(own)
+            return None
+        return self._try(lambda group: group.begin_all_gather(whole, own), self._sharded)
+
+    def begin_reduce(self, own: Tensor, whole: Tensor, take: Callable[[], Tensor]) -> Call | None:
+        """Begins to fill ``own`` with its part of the sum of ``whole`` over all replicas, like `begin_gather`.
+
+        ``take`` gives room of the size of ``whole``, where the backend needs any.
+        """
+        if self._sharded is None:
+            own.copy_(whole[: own.numel()])
+            return None
+        return self._try(lambda group: group.begin_reduce_scatter(own, whole, take), self._sharded)
+
+    def finish_gather(self, call: Call | None) -> None:
+        """Waits for what `begin_gather` gave. After a failure the result is anything, until the next call raises."""
+        if call is not None and self._sharded is not None:
+            began = time.perf_counter()
+            self._try(lambda group: group.finish(call), self._sharded)
+            self._waited_s += time.perf_counter() - began
+
+    def finish_reduce(self, call: Call | None, own: Tensor) -> None:
+        """Waits for what `begin_reduce` gave, whose ``own`` this is."""
+        self.finish_gather(call)
+        if self._across is not None:
+            self._try(lambda group: group.all_reduce([own], dist.ReduceOp.SUM), self._across)
+
+    def settle(self) -> None:
+        """Raises if anything has failed that could not raise."""
+        self._together(lambda group: None)
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """What each replica gives at this place, by replica; anything that can be pickled."""
+        if self._group is None:
+            return [value]
+        device, size = self._mesh.device.torch_device, self._generation.data
+        sent = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8).to(device)
+        lengths = torch.zeros(size, dtype=torch.int64, device=device)
+        lengths[self.index] = sent.numel()
+        self._together(lambda group: group.all_reduce([lengths], dist.ReduceOp.SUM))
+        longest = int(lengths.max())
+        whole = sent.new_zeros(size * longest)
+        own = torch.cat([sent, sent.new_zeros(longest - sent.numel())])
+        self._together(lambda group: group.all_gather(whole, own))
+        parts = whole.cpu().view(size, longest)
+        return [
+            pickle.loads(bytes(part[:length].tolist())) for part, length in zip(parts, lengths.tolist(), strict=True)
+        ]
 
     def sum(self, tensors: Sequence[Tensor]) -> float:
         """Sums each tensor over the replicas, in place; all in flight at once.
 
-        How many seconds that took, and what was begun before, beyond all computation that was queued.
+        How many seconds that took, and what was begun before, beyond all computation that was queued; and how many
+        were waited in the midst of it for what it could not go on without.
         """
         self._mesh.device.finish_computing()
         began = time.perf_counter()
         self._together(lambda group: group.all_reduce(tensors, dist.ReduceOp.SUM))
-        return time.perf_counter() - began
+        waited_s, self._waited_s = self._waited_s, 0.0
+        return time.perf_counter() - began + waited_s
 
     def max(self, values: Sequence[float]) -> list[float]:
         """The largest of the replicas' values, of each."""
@@ -183,6 +259,16 @@ class DataGroup:
         tensor = torch.tensor(values, dtype=torch.float64, device=self._mesh.device.torch_device)
         self._together(lambda group: group.all_reduce([tensor], operation))
         return [float(value) for value in tensor]
+
+    def _try(self, call: Callable[[BreakableGroup], Result], group: BreakableGroup) -> Result | None:
+        """A call that must not raise: what fails is told at once, nothing more is tried, and the next vote raises."""
+        if self._cause is None:
+            try:
+                return call(group)
+            except GroupError as error:
+                self._cause = str(error)
+                self._fail(self._cause)
+        return None
 
     def _together(self, call: Callable[[BreakableGroup], None]) -> None:
         if self._group is None:

@@ -8,11 +8,13 @@ import pytest
 
 from rubato.arithmetic import (
     BF16,
+    ENGINE_CPU,
     FP16,
     FP32,
     Decoder,
     Recompute,
     Software,
+    engine_peak,
     forward_flops_per_token,
     in_flight,
     kept_bytes_per_token,
@@ -152,3 +154,39 @@ def test_a_rank_by_hand() -> None:
     last = memory_of_rank(SMALL, spread, BF16, sequence=256, micro_batches=8, rank=3, layers=2)
     assert last.parameters == 2 * held + SMALL.norm_parameters
     assert last.activations == first.activations / 4
+
+
+def test_the_engine_keeps_the_input_of_a_layer_and_what_products_and_attention_gave() -> None:
+    kept, _ = kept_bytes_per_token(SMALL, Spread(recompute="selective"), FP32, 64, ENGINE_CPU)
+    hidden, ffn = SMALL.hidden, SMALL.ffn
+    products = 3 * hidden + hidden + 2 * ffn + hidden  # queries, keys, values; into the stream; gate and up; down
+    assert kept == 4 * (hidden + products + hidden)  # the layer's input, and what attention gave
+
+
+def test_the_peak_of_the_engine_by_hand() -> None:
+    """Of sizes at which the logits are what comes on top."""
+    model = Decoder(layers=2, hidden=64, heads=4, kv_heads=4, ffn=64, vocab=1024)
+    tokens, micro_batches = 128, 2
+    whole = engine_peak(model, Spread(), FP32, sequence=tokens, micro_batches=micro_batches, software=ENGINE_CPU)
+    layer = 4 * 64**2 + 3 * 64**2 + 2 * 64
+    rest = 2 * 1024 * 64 + 64
+    held = 2 * layer + rest
+    assert (whole.parameters, whole.gradients, whole.optimizer) == (4 * held, 8 * held, 8 * held)
+    assert whole.activations == 2 * 4 * 64 * (4 + 2 + 4 + 4) * tokens
+    assert whole.transient == 4 * tokens * (3 * 64 + 3 * 1024)
+    sharded = engine_peak(
+        model, Spread(zero=3, shards=4), FP32, sequence=tokens, micro_batches=micro_batches, software=ENGINE_CPU
+    )
+    assert sharded.parameters == 4 * (held / 4 + rest + 2 * layer)  # a quarter, what is in no layer, two on their way
+    assert sharded.gradients == 4 * (held / 4 + 2 * layer + rest)
+    assert sharded.optimizer == 8 * held / 4
+
+
+def test_every_stage_of_zero_needs_less_than_the_one_before_where_there_are_many_layers() -> None:
+    peaks = [
+        engine_peak(LLAMA_8B, Spread(zero=zero, shards=8), BF16, sequence=2048, micro_batches=4, software=ENGINE_CPU)
+        for zero in range(4)
+    ]
+    totals = [peak.total for peak in peaks]
+    assert totals == sorted(totals, reverse=True)
+    assert len(set(totals)) == 4

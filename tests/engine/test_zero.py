@@ -113,14 +113,15 @@ def test_a_checkpoint_of_any_stage_loads_at_any_other(corpus: Path, tmp_path: Pa
 def test_masters_and_the_loss_scale_are_those_of_zero_0(
     precision: str, zero: int, corpus: Path, tmp_path: Path
 ) -> None:
-    sections = {"train": {"precision": precision, "loss_scale": {"start": 2**24}}}
+    steps = 10
+    sections = {"train": {"precision": precision, "steps": steps, "loss_scale": {"start": 2**24}}}
 
     def both(rank: int, store: Any) -> list[list[list[float]]]:
         cases = [Case(Layout(2, 1, 1), {"zero": stage}, sections) for stage in (0, zero)]
         return [curve(each, corpus, tmp_path / str(each), rank, store, torch.float32) for each in cases]
 
     plain, sharded = run_ranks(2, both)[0]
-    assert len(plain) == 3
+    assert (0 < len(plain) < steps) == (precision == "fp16"), "some steps overflow, and then no more"
     # Sums of 16-bit products differ in their last bits, and a row of updates carries that on.
     assert same(sharded, plain, 1e-3)
 

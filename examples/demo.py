@@ -65,6 +65,7 @@ def rubato(*arguments: str, home: Path) -> dict[str, Any]:
         capture_output=True,
         text=True,
         check=False,
+        env={**os.environ, "RUBATO_ELASTIC": "false"},  # the demo says itself when the job grows
         start_new_session=True,  # a Ctrl+C is for the demo, which then ends the stack in order
     )
     if ran.returncode:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
 from rubato.layout import Layout, micro_batches
+from rubato.problems import FieldProblem
 from rubato.spec import JobSpec, stored_spec
+from rubato.spec.section import refuse
 from rubato.states import JobState
 
 Item = TypeVar("Item")
+
+
+Actor = Literal["user", "queue", "service", "driver", "cluster"]
+"""Who did something; the queue is the part of the control plane that shares the cluster among jobs."""
 
 
 class Resource(BaseModel):
@@ -43,7 +49,7 @@ class Reason(Resource):
 
     code: str = Field(description="stable, snake_case")
     message: str
-    actor: Literal["user", "service", "driver", "cluster"]
+    actor: Actor
     at: datetime
 
 
@@ -131,7 +137,7 @@ class Job(Resource):
     priority: int
     state: JobState
     reason: Reason
-    spec: StoredSpec
+    spec: StoredSpec | None = Field(description="with all defaults; null: what was stored of it cannot be read")
     layout: LayoutView | None
     workers: WorkersView
     progress: Progress
@@ -160,7 +166,7 @@ class Event(Resource):
     at: datetime
     kind: str = Field(description="stable, dotted, such as worker.lost or generation.formed")
     message: str
-    actor: Literal["user", "service", "driver", "cluster"]
+    actor: Actor
     data: dict[str, Any] = {}
 
 
@@ -287,7 +293,46 @@ class Problem(Resource):
 
 
 class ScaleRequest(Request):
-    workers: int = Field(gt=0)
+    """``workers``: exactly so many, until the next scale. ``min`` and ``max``: what the queue chooses is right again,
+    between these."""
+
+    workers: int | None = Field(None, gt=0, description="exactly so many; the queue changes nothing about it any more")
+    min: int | None = Field(None, gt=0, description="the queue chooses the size, no smaller than this")
+    max: int | None = Field(None, gt=0, description="and no larger than this")
+
+    @model_validator(mode="after")
+    def _one_or_the_other(self) -> Self:
+        ranged = self.min is not None or self.max is not None
+        if (self.workers is not None) == ranged:
+            cause = "is given together with min and max" if ranged else "is missing"
+            raise refuse([FieldProblem("workers", cause, "give workers, or min and max")])
+        if self.min is not None and self.max is not None and self.min > self.max:
+            cause = f"{self.min} is above max ({self.max})"
+            raise refuse([FieldProblem("min", cause, "make min at most max")])
+        return self
+
+
+class ProjectRequest(Request):
+    """What a project may have at one time; null: no limit."""
+
+    weight: float = Field(1.0, gt=0, le=1e6, description="a project of twice the weight has a right to twice as much")
+    workers: int | None = Field(None, ge=0, le=2**31 - 1, description="workers of all its jobs")
+    gpus: int | None = Field(None, ge=0, le=2**31 - 1, description="GPUs of all its jobs")
+    running_jobs: int | None = Field(None, ge=0, le=2**31 - 1, description="jobs that have workers")
+
+
+class ProjectView(Resource):
+    """A project with its quotas, and what it has."""
+
+    name: str
+    weight: float
+    workers: int | None = Field(description="the most workers; null: no limit")
+    gpus: int | None = Field(description="the most GPUs; null: no limit")
+    running_jobs: int | None = Field(description="the most jobs that have workers; null: no limit")
+    usage: float = Field(description="GPUs (CPUs where it has none) it held of late, a moving average of some days")
+    held_workers: int
+    held_gpus: float
+    held_jobs: int
 
 
 class CancelRequest(Request):

@@ -18,6 +18,7 @@ from service.origins import GuardOrigins
 from service.plane import ControlPlane
 from service.plans.calibrations import router as calibrations
 from service.plans.routes import router as plans
+from service.projects.routes import router as projects
 from service.web import mount
 
 _ABOUT = """\
@@ -39,7 +40,7 @@ def create_app(plane: ControlPlane) -> FastAPI:
     problems.install(app)
     app.add_middleware(GuardOrigins, settings=plane.settings)
     app.add_middleware(CountRequests, measures=app.state.measures)
-    for router in (jobs, plans, calibrations, events, operations, cluster, attempts, health):
+    for router in (jobs, plans, calibrations, events, operations, projects, cluster, attempts, health):
         app.include_router(router)
     mount(app)
     return app

@@ -14,6 +14,7 @@ from service.jobs.service import JobService
 from service.operations.service import OperationService
 from service.plane import ControlPlane
 from service.plans.service import PlanService
+from service.projects.service import ProjectService
 from service.wakeups import Wakeups
 
 
@@ -41,6 +42,10 @@ def _operations(plane: PlaneDep) -> OperationService:
     return plane.operations
 
 
+def _projects(plane: PlaneDep) -> ProjectService:
+    return plane.projects
+
+
 def _attempts(plane: PlaneDep) -> AttemptService:
     return plane.attempts
 
@@ -61,6 +66,7 @@ JobsDep = Annotated[JobService, Depends(_jobs)]
 FilesDep = Annotated[JobFiles, Depends(_files)]
 EventsDep = Annotated[EventService, Depends(_events)]
 OperationsDep = Annotated[OperationService, Depends(_operations)]
+ProjectsDep = Annotated[ProjectService, Depends(_projects)]
 AttemptsDep = Annotated[AttemptService, Depends(_attempts)]
 ClusterDep = Annotated[ClusterService, Depends(_cluster)]
 PlansDep = Annotated[PlanService, Depends(_plans)]

@@ -22,6 +22,7 @@ from service.jobs.files import JobFiles
 from service.jobs.service import JobService
 from service.operations.service import OperationService
 from service.plans.service import PlanService
+from service.projects.service import ProjectService
 from service.queue.admission import Admission
 from service.settings import Settings
 from service.supervisor.loop import Supervisor
@@ -42,6 +43,7 @@ class ControlPlane:
     files: JobFiles
     events: EventService
     operations: OperationService
+    projects: ProjectService
     attempts: AttemptService
     supervisor: Supervisor
     health: HealthService
@@ -84,7 +86,7 @@ async def open_control_plane(
         plans = PlanService(settings, cluster)
         job_service = JobService(settings, database, wakeups, clock, plans)
         attempts = AttemptService(settings, database, wakeups, clock, plans)
-        admission = Admission(database, wakeups, clock)
+        admission = Admission(settings, database, wakeups, clock)
         supervisor = Supervisor(settings, database, wakeups, ray, cluster, admission, clock)
         yield ControlPlane(
             settings=settings,
@@ -97,6 +99,7 @@ async def open_control_plane(
             files=JobFiles(database, job_service),
             events=EventService(database, job_service),
             operations=OperationService(database),
+            projects=ProjectService(database, wakeups),
             attempts=attempts,
             supervisor=supervisor,
             health=HealthService(database, wakeups, cluster, attempts, supervisor),

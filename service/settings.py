@@ -46,6 +46,13 @@ class Settings(BaseSettings):
     )
     driver_python: str = Field("python", description="the interpreter that starts a driver on the cluster")
 
+    elastic: bool = Field(
+        True, description="give free room to running jobs between workers.min and max, and shrink them to let others in"
+    )
+    share_half_life: PositiveFloat = Field(
+        3 * 86_400.0, description="after this time what a project held counts for half when its next turn is decided"
+    )
+
     heartbeat_timeout: PositiveFloat = Field(30.0, description="silence of a driver that is the first sign of its loss")
     drain_timeout: PositiveFloat = Field(120.0, description="time a cancelled job has to save and to stop by itself")
     force_timeout: PositiveFloat = Field(5.0, description="the same when it was cancelled by force")

@@ -154,17 +154,30 @@ def _predicted(job: Job) -> str:
 
 def scale(
     job: JobName,
-    workers: Annotated[int, typer.Argument(metavar="N", help="Workers it should have.", show_default=False)],
+    workers: Annotated[
+        int | None, typer.Argument(metavar="[N]", help="Workers it should have, and keep.", show_default=False)
+    ] = None,
+    low: Annotated[int | None, typer.Option("--min", help="Let the queue choose, no fewer than this.")] = None,
+    high: Annotated[int | None, typer.Option("--max", help="Let the queue choose, no more than this.")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until it has them.")] = False,
     url: Url = None,
     json: Json = False,
 ) -> int:
-    """Give a running job more or fewer workers."""
+    """Give a running job more or fewer workers, or let the queue choose how many."""
+    ranged = low is not None or high is not None
+    if (workers is None) != ranged:
+        raise RubatoError(
+            "a job is given a number of workers, or --min and --max",
+            fix="see `rubato scale --help`",
+            code="wrong_usage",
+            status=400,
+        )
     with Client(url) as client:
-        operation = client.scale(job, workers)
+        operation = client.scale(job, workers, low=low, high=high)
         if wait:
             operation = client.wait_for_operation(operation.id)
-    return report_operation(operation, json, f"{job} goes to {workers} workers")
+    begun = f"{job} goes to {workers} workers" if workers is not None else f"the queue chooses the size of {job}"
+    return report_operation(operation, json, begun)
 
 
 def cancel(

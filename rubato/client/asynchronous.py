@@ -35,6 +35,8 @@ from rubato.resources import (
     Operation,
     OperationState,
     Page,
+    ProjectRequest,
+    ProjectView,
     StoredFileView,
 )
 from rubato.spec import JobSpec
@@ -99,8 +101,19 @@ class AsyncClient:
     async def job(self, job: str) -> Job:
         return await self._send(calls.job(job))
 
-    async def scale(self, job: str, workers: int) -> Operation:
-        return await self._send(calls.scale(job, workers))
+    async def scale(
+        self, job: str, workers: int | None = None, *, low: int | None = None, high: int | None = None
+    ) -> Operation:
+        return await self._send(calls.scale(job, workers, low, high))
+
+    async def projects(self) -> Page[ProjectView]:
+        return await self._send(calls.projects())
+
+    async def project(self, name: str) -> ProjectView:
+        return await self._send(calls.project(name))
+
+    async def set_project(self, name: str, quotas: ProjectRequest) -> ProjectView:
+        return await self._send(calls.set_project(name, quotas))
 
     async def cancel(self, job: str, *, force: bool = False) -> Operation:
         return await self._send(calls.cancel(job, force))

@@ -25,6 +25,8 @@ from rubato.resources import (
     Operation,
     Page,
     Problem,
+    ProjectRequest,
+    ProjectView,
     StoredFileView,
 )
 from rubato.spec import JobSpec, as_given
@@ -125,9 +127,24 @@ def job(job: str) -> Call[Job]:
     return Call("GET", _job_path(job), _reader(Job))
 
 
-def scale(job: str, workers: int) -> Call[Operation]:
+def scale(job: str, workers: int | None, low: int | None, high: int | None) -> Call[Operation]:
     # Not a ScaleRequest: its own check would refuse zero without the sizes that are possible.
-    return Call("POST", _job_path(job, "scale"), _reader(Operation), body={"workers": workers}, repeatable=False)
+    asked = {"workers": workers, "min": low, "max": high}
+    body = {name: count for name, count in asked.items() if count is not None}
+    return Call("POST", _job_path(job, "scale"), _reader(Operation), body=body, repeatable=False)
+
+
+def projects() -> Call[Page[ProjectView]]:
+    return Call("GET", "/v1/projects", _reader(Page[ProjectView]))
+
+
+def project(name: str) -> Call[ProjectView]:
+    return Call("GET", f"/v1/projects/{quote(name, safe='')}", _reader(ProjectView))
+
+
+def set_project(name: str, quotas: ProjectRequest) -> Call[ProjectView]:
+    body = quotas.model_dump(mode="json")
+    return Call("PUT", f"/v1/projects/{quote(name, safe='')}", _reader(ProjectView), body=body)
 
 
 def cancel(job: str, force: bool) -> Call[Operation]:

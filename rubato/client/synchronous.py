@@ -34,6 +34,8 @@ from rubato.resources import (
     Operation,
     OperationState,
     Page,
+    ProjectRequest,
+    ProjectView,
     StoredFileView,
 )
 from rubato.spec import JobSpec
@@ -106,8 +108,22 @@ class Client:
     def job(self, job: str) -> Job:
         return self._send(calls.job(job))
 
-    def scale(self, job: str, workers: int) -> Operation:
-        return self._send(calls.scale(job, workers))
+    def scale(
+        self, job: str, workers: int | None = None, *, low: int | None = None, high: int | None = None
+    ) -> Operation:
+        """Gives a job exactly so many workers, or lets the queue choose between ``low`` and ``high``."""
+        return self._send(calls.scale(job, workers, low, high))
+
+    def projects(self) -> Page[ProjectView]:
+        """Projects that have quotas or jobs that hold workers."""
+        return self._send(calls.projects())
+
+    def project(self, name: str) -> ProjectView:
+        return self._send(calls.project(name))
+
+    def set_project(self, name: str, quotas: ProjectRequest) -> ProjectView:
+        """Replaces all quotas of a project."""
+        return self._send(calls.set_project(name, quotas))
 
     def cancel(self, job: str, *, force: bool = False) -> Operation:
         """Ends a job after a last checkpoint; with ``force`` at once."""

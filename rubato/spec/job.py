@@ -38,7 +38,8 @@ from rubato.spec.sections import (
 )
 from rubato.tokenizers import NONE
 
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 
 
 class JobSpec(Section):

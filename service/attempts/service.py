@@ -189,7 +189,8 @@ class AttemptService:
         for state in states:
             await change_state(session, job, state, why)
         heard_again = job.reason_code in _REPLACED and not JobState(job.state).terminal
-        if not states and job.reason_code != why.code and (job.state == request.state.value or heard_again):
+        told = (job.reason_code, job.reason_message) != (why.code, why.message)
+        if not states and told and (job.state == request.state.value or heard_again):
             give_reason(job, why)
         if JobState(job.state).terminal:
             attempt.reported_at = now
@@ -235,7 +236,7 @@ async def _settle_scale(session: AsyncSession, job: JobRow, request: SyncRequest
     if not size == trains == job.wanted_workers:
         return
     for operation in await operation_queries.unfinished(session, job.id):
-        if operation.kind == "scale" and operation.request == {"workers": size}:
+        if operation.kind == "scale" and operation.request.get("workers", size) == size:
             operations.end(operation, OperationState.DONE, f"{size} workers train", clock())
             touch(job)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -33,7 +34,7 @@ class Database:
         self._sqlite = self.url.get_backend_name() == "sqlite"
         self._writer = asyncio.Lock() if self._sqlite else None
         options: dict[str, Any] = {} if self._sqlite else {"pool_pre_ping": True, "pool_size": 10, "max_overflow": 20}
-        self.engine = create_async_engine(url, **options)
+        self.engine = create_async_engine(url, json_deserializer=_json, **options)
         if self._sqlite:
             event.listen(self.engine.sync_engine, "connect", _prepare_sqlite)
             event.listen(self.engine.sync_engine, "begin", _begin_sqlite)
@@ -93,6 +94,14 @@ class Database:
         )
         problem = FieldProblem("RUBATO_DATABASE_URL", f"the database {where} cannot be opened: {cause}", fix)
         return RubatoError(str(problem), fix=fix, code="database_unavailable", status=503, problems=[problem])
+
+
+def _json(text: str) -> Any:
+    """What a JSON column holds. None for what is no JSON, so that one such row does not fail the query over all."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:

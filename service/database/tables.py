@@ -1,4 +1,4 @@
-"""The tables: jobs, their attempts, operations, events, metrics and the stretches of time they spent in a state."""
+"""The tables: projects, jobs, their attempts, operations, events, metrics and how long they spent in a state."""
 
 from __future__ import annotations
 
@@ -78,6 +78,10 @@ class JobRow(Table):
     wanted_workers: Mapped[int]
     wanted_operation: Mapped[str | None] = mapped_column(String(32))
     wanted_cancel: Mapped[str] = mapped_column(String(8), default="no")
+    # Between these sizes the queue chooses; none: between those of the spec. Its user set them.
+    size_min: Mapped[int | None]
+    size_max: Mapped[int | None]
+    sized_at: Mapped[datetime | None]  # when the size that is wanted changed last
     cancelled_at: Mapped[datetime | None]
 
     # What was seen of it.
@@ -191,6 +195,20 @@ class IntervalRow(Table):
     step_s: Mapped[float] = mapped_column(default=0.0)
     redone_s: Mapped[float] = mapped_column(default=0.0)
     checkpoint_s: Mapped[float] = mapped_column(default=0.0)
+
+
+class ProjectRow(Table):
+    """What a project may have at one time, none: no limit; and what it had of late, as a moving average."""
+
+    __tablename__ = "projects"
+
+    name: Mapped[str] = mapped_column(String(63), primary_key=True)
+    weight: Mapped[float] = mapped_column(default=1.0)
+    max_workers: Mapped[int | None]
+    max_gpus: Mapped[int | None]
+    max_running_jobs: Mapped[int | None]
+    usage: Mapped[float] = mapped_column(default=0.0)
+    usage_at: Mapped[datetime | None]
 
 
 class LockRow(Table):

@@ -84,14 +84,18 @@ async def get_job(job: str, jobs: JobsDep) -> Job:
 @router.post("/{job}/scale", status_code=202, summary="Change the size of a job", responses=problems_doc(404, 409, 422))
 async def scale_job(
     job: str,
-    request: Annotated[ScaleRequest, Body(openapi_examples={"eight": {"value": {"workers": 8}}})],
+    request: Annotated[
+        ScaleRequest,
+        Body(openapi_examples={"eight": {"value": {"workers": 8}}, "shared": {"value": {"min": 4, "max": 16}}}),
+    ],
     jobs: JobsDep,
 ) -> Operation:
     """Asks for another number of workers; training goes on meanwhile. Follow it at `/v1/operations/{id}`.
 
-    A size the job cannot run at is refused with the nearest it can.
+    A size the job cannot run at is refused with the nearest it can. With `workers` the job keeps that size; with `min`
+    and `max` the queue chooses again, between these, by what is free and who waits.
     """
-    return await jobs.scale(job, request.workers)
+    return await jobs.scale(job, request)
 
 
 @router.post("/{job}/cancel", status_code=202, summary="End a job", responses=problems_doc(404, 409, 422))

@@ -15,8 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from rubato.layout import nearest_sizes
 from rubato.problems import FieldProblem, RubatoError
-from rubato.resources import Job, Metric, Operation, OperationState, Page, ProfileRequest, Restarts
-from rubato.spec import JobSpec, as_given, stored_spec
+from rubato.resources import Job, Metric, Operation, OperationState, Page, ProfileRequest, Restarts, ScaleRequest
+from rubato.spec import JobSpec, as_given
 from rubato.states import JobState
 from service import cursors
 from service.attempts import repository as attempts
@@ -29,6 +29,8 @@ from service.jobs.corpus_check import check_corpus
 from service.jobs.lifecycle import Why, change_state, open_interval, want
 from service.jobs.profiles import profile_refusal
 from service.jobs.repository import JobFilter
+from service.jobs.scaling import HAS_ATTEMPT, scale
+from service.jobs.stored import spec_of
 from service.jobs.view import view
 from service.operations import lifecycle as operations
 from service.operations import repository as operation_queries
@@ -40,8 +42,6 @@ from service.wakeups import Wakeups
 log = structlog.get_logger(__name__)
 
 _SUBMITTED_BY = 600.0  # seconds after which nobody is still storing a job whose run directory was made
-
-_HAS_ATTEMPT = frozenset({JobState.STARTING, JobState.RUNNING, JobState.RESIZING, JobState.RECOVERING})
 
 
 class JobService:
@@ -176,37 +176,23 @@ class JobService:
         items = [Metric.model_validate(row.record) for row in rows[:limit]]
         return Page[Metric](items=items, next=str(items[-1].step) if len(rows) > limit else None)
 
-    async def scale(self, name_or_id: str, workers: int) -> Operation:
-        """Changes the size that is wanted of a job.
+    async def scale(self, name_or_id: str, request: ScaleRequest) -> Operation:
+        """Changes the size that is wanted of a job, or between which sizes the queue chooses for it.
+
+        A number of workers is a wish that the queue keeps to: it neither grows nor shrinks the job from then on.
 
         Raises:
             RubatoError: the job cannot run at that size (422, with the nearest it can), or is over or ending (409).
         """
         async with self._database.writing() as session:
             job = await self._locked(session, name_or_id)
-            spec, state, now = stored_spec(job.spec), JobState(job.state), self._clock()
-            if workers not in spec.sizes:
-                raise _impossible_size(spec, workers)
-            if state.terminal or state not in _HAS_ATTEMPT | {JobState.QUEUED, JobState.PAUSED}:
+            spec, state, now = spec_of(job), JobState(job.state), self._clock()
+            sizes = _sizes_asked_for(spec, request)
+            if state.terminal or state not in HAS_ATTEMPT | {JobState.QUEUED, JobState.PAUSED}:
                 raise _too_late(job, "scaled")
-            unfinished = [op for op in await operation_queries.unfinished(session, job.id) if op.kind == "scale"]
-            same = next((op for op in unfinished if op.request == {"workers": workers}), None)
-            if same is not None:
-                return operations.view(same)
-            operation = operations.begin(session, job, "scale", {"workers": workers}, now)
-            for earlier in unfinished:
-                operations.end(earlier, OperationState.FAILED, f"replaced by {operation.id}", now)
-            if state not in _HAS_ATTEMPT:
-                operations.end(operation, OperationState.DONE, "the job will start at this size", now)
-            elif job.wanted_workers == workers and not unfinished:
-                operations.end(operation, OperationState.DONE, "the job has this size already", now)
-            if job.wanted_workers != workers:
-                message = f"{job.wanted_workers} -> {workers} workers"
-                data = {"operation": operation.id, "from": job.wanted_workers, "to": workers}
-                events.add(session, job.id, now, "scale.accepted", message, "user", data)
-            job.wanted_workers = workers
-            job.wanted_operation = operation.id if operation.finished_at is None else None
-            want(job)
+            workers = min(sizes, key=lambda size: abs(size - job.wanted_workers))
+            job.size_min, job.size_max = sizes[0], sizes[-1]
+            operation = await scale(session, job, workers, now, request=request.model_dump(exclude_none=True))
         log.info("job.scaled", job=job.id, workers=workers, operation=operation.id)
         self._announce(job)
         return operations.view(operation)
@@ -286,7 +272,23 @@ class JobService:
         self._wakeups.supervisor.set()
 
 
-def _impossible_size(spec: JobSpec, workers: int) -> RubatoError:
+def _sizes_asked_for(spec: JobSpec, request: ScaleRequest) -> list[int]:
+    """The possible sizes that a request leaves to choose from, ascending."""
+    if request.workers is not None:
+        if request.workers not in spec.sizes:
+            raise _impossible_size(spec, request.workers)
+        return [request.workers]
+    low, high = request.min or spec.workers.min, request.max or spec.workers.max
+    for bound in (low, high):
+        if not spec.workers.min <= bound <= spec.workers.max:
+            raise _impossible_size(spec, bound, "min" if bound == low else "max")
+    found = [size for size in spec.sizes if low <= size <= high]
+    if not found:
+        raise _impossible_size(spec, low, "min")
+    return found
+
+
+def _impossible_size(spec: JobSpec, workers: int, field: str = "workers") -> RubatoError:
     bounds = spec.workers
     near = nearest_sizes(spec.parallelism, spec.train.global_batch, workers, bounds.min, bounds.max)
     if not bounds.min <= workers <= bounds.max:
@@ -297,7 +299,7 @@ def _impossible_size(spec: JobSpec, workers: int) -> RubatoError:
         if workers % shape.replica_size == 0:
             cause += f" with a global batch of {spec.train.global_batch} in micro-batches of {shape.micro_batch}"
     fix = f"use {' or '.join(map(str, near))} workers"
-    problem = FieldProblem("workers", cause, fix)
+    problem = FieldProblem(field, cause, fix)
     return RubatoError(str(problem), fix=fix, code="impossible_size", status=422, problems=[problem])
 
 

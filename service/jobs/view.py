@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 
 from rubato.resources import Job, LayoutView, Progress, Reason, Restarts, WorkersView, WorkerView
-from rubato.spec import JobSpec, stored_spec
+from rubato.spec import JobSpec
 from rubato.states import JobState
 from service.database.tables import IntervalRow, JobRow
 from service.jobs.goodput import goodput
+from service.jobs.stored import NONSENSE, UnreadableJobError, spec_of
 from service.plans.predictions import Expected
 
 _TRAINS = frozenset({JobState.RUNNING, JobState.RESIZING, JobState.RECOVERING})
@@ -19,8 +20,20 @@ Expect = Callable[[JobSpec, LayoutView], Expected | None]
 
 
 def view(job: JobRow, intervals: Iterable[IntervalRow], ray_dashboard: str, now: datetime, expect: Expect) -> Job:
-    """The job with its history added up to ``now``, and with what is expected of it at its layout."""
-    spec = stored_spec(job.spec)
+    """The job with its history added up to ``now``, and with what is expected of it at its layout.
+
+    One whose row cannot be read is shown as that, with the reason.
+    """
+    try:
+        return _view(job, intervals, ray_dashboard, now, expect)
+    except UnreadableJobError as error:
+        return _unreadable(job, error, ray_dashboard, now)
+    except NONSENSE as error:
+        return _unreadable(job, UnreadableJobError(job.id, error), ray_dashboard, now)
+
+
+def _view(job: JobRow, intervals: Iterable[IntervalRow], ray_dashboard: str, now: datetime, expect: Expect) -> Job:
+    spec = spec_of(job)
     state = JobState(job.state)
     layout = None if job.layout is None else LayoutView.model_validate(job.layout)
     return Job(
@@ -48,6 +61,33 @@ def view(job: JobRow, intervals: Iterable[IntervalRow], ray_dashboard: str, now:
     )
 
 
+def _unreadable(job: JobRow, error: UnreadableJobError, ray_dashboard: str, now: datetime) -> Job:
+    """What columns of its own say of the job; a state that there is not counts as the end of it."""
+    known = job.state in JobState.__members__
+    message = error.detail if known else f"{error.detail}; its state is '{job.state}'"
+    return Job(
+        id=job.id,
+        name=job.name,
+        project=job.project,
+        priority=job.priority,
+        state=JobState(job.state) if known else JobState.FAILED,
+        reason=Reason(code=error.code, message=f"{message}: {error.fix}", actor="service", at=job.reason_at),
+        spec=None,
+        layout=None,
+        workers=WorkersView(desired=job.wanted_workers, observed=0, min=job.wanted_workers, max=job.wanted_workers),
+        progress=Progress(step=job.step, steps=job.step, tokens=job.tokens),
+        generation=job.generation,
+        attempts=job.epoch,
+        restarts=Restarts(),
+        goodput=goodput((), now),
+        created_at=job.created_at,
+        started_at=job.started_at,
+        finished_at=job.finished_at,
+        run_dir=job.run_dir,
+        links=_links(job, ray_dashboard),
+    )
+
+
 def members(job: JobRow) -> list[WorkerView]:
     """The workers as the driver told of them last; of a job that is over, those it had in the end."""
     return [WorkerView.model_validate(member) for member in job.members]
@@ -58,8 +98,8 @@ def _workers(job: JobRow, spec: JobSpec, state: JobState) -> WorkersView:
     return WorkersView(
         desired=job.wanted_workers,
         observed=sum(member.state == "training" for member in present),
-        min=spec.workers.min,
-        max=spec.workers.max,
+        min=job.size_min or spec.workers.min,
+        max=job.size_max or spec.workers.max,
         members=present,
     )
 

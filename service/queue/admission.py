@@ -1,16 +1,16 @@
-"""Applies the policy of the queue to the jobs in the database: one control plane at a time, in one transaction."""
+"""Does what the policy of the queue decides about the jobs in the database: one control plane at a time."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 import structlog
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from rubato.resources import OperationState
-from rubato.spec import JobSpec, stored_spec
 from rubato.states import JobState
 from service.attempts import repository as attempts
 from service.attempts.repository import AttemptState
@@ -21,105 +21,168 @@ from service.database.tables import AttemptRow, JobRow
 from service.events import repository as events
 from service.jobs import repository as jobs
 from service.jobs.lifecycle import Why, change_state, give_reason, want
-from service.jobs.view import attempt_id, members
+from service.jobs.scaling import scale
+from service.jobs.stored import UnreadableJobError
+from service.jobs.view import attempt_id
 from service.operations import lifecycle as operations
 from service.operations import repository as operation_queries
+from service.projects import repository as projects
 from service.queue import repository
-from service.queue.policy import Candidate, Decision, Need, Node, Room, Running, decide, impatient
+from service.queue.order import decayed
+from service.queue.policy import decide
+from service.queue.rows import WAITS, Reader, cluster_of, held_by, project_of
+from service.queue.terms import Action, Decision, Job, Project, Rules, wait
+from service.settings import Settings
 from service.wakeups import Wakeups
 
 log = structlog.get_logger(__name__)
 
-# How long a job that lost its workers waits for all its places before it takes fewer: Ray shows the places of the dead
-# as taken for some seconds more.
-PATIENCE = timedelta(seconds=20)
+# How often what projects hold is added to what they had; in between it is taken to be what it was.
+_ACCOUNTED_EVERY = timedelta(seconds=60)
 
-_WAITS = frozenset({JobState.QUEUED, JobState.RECOVERING})
+
+@dataclass
+class Situation:
+    """What the database says of jobs and projects at one moment."""
+
+    rows: dict[str, JobRow] = field(default_factory=dict)
+    waiting: list[str] = field(default_factory=list)
+    told: list[Job] = field(default_factory=list)
+    unreadable: list[Decision] = field(default_factory=list)
+    projects: dict[str, Project] = field(default_factory=dict)
+    accounted_at: datetime | None = None  # when what projects have was added up last
+
+    @property
+    def running(self) -> list[Job]:
+        return [job for job in self.told if job.held]
 
 
 class Admission:
-    """Starts what fits. An admitted job has an attempt row; the supervisor makes Ray run it."""
+    """Starts what fits, and gives running jobs the sizes that the policy decides. An admitted job has an attempt row;
+    the supervisor makes Ray run it. A new size is an operation, as if a user had asked for it."""
 
-    def __init__(self, database: Database, wakeups: Wakeups, clock: Clock) -> None:
+    def __init__(self, settings: Settings, database: Database, wakeups: Wakeups, clock: Clock) -> None:
+        self._rules = Rules(elastic=settings.elastic)  # nothing pauses jobs: the control plane cannot do that yet
+        self._half_life = settings.share_half_life
         self._database = database
         self._wakeups = wakeups
         self._clock = clock
+        self._reader = Reader(settings.elastic)
 
     async def admit(self, sight: Sight | None, detail: str) -> list[str]:
-        """Decides about all jobs that wait. Returns those whose attempt was created.
+        """Decides about all jobs, and does it. Returns those whose attempt was created.
 
         Args:
-            sight: the cluster as it was seen just now; None: it could not be seen, and nobody is admitted.
+            sight: the cluster as it was seen just now; None: it could not be seen, and nobody is admitted or resized.
             detail: in words, what became of that look.
         """
         async with self._database.reading() as session:
-            if not await self._waiting(session):
-                return []
+            situation = await self._look(session)
+        if not self._would_change(situation, self._decide(situation, sight, detail)):
+            return []
         async with self._database.writing() as session:
             await repository.lock_queue(session)
-            waiting = await self._waiting(session)
-            decided_from = {job.id: (job.wanted_workers, job.wanted_version) for job in waiting}
-            if sight is None:
-                message = f"waits until the cluster can be seen: {detail}"
-                decisions = [Decision(job.id, None, "cluster_unreachable", message) for job in waiting]
-            else:
-                decisions = await self._decide(session, sight, waiting)
-            by_id = {job.id: job for job in waiting}
+            situation = await self._look(session)
+            await self._account(session, situation)
+            decided_from = {row.id: (row.wanted_workers, row.wanted_version) for row in situation.rows.values()}
             admitted, changed = [], []
-            for decision in decisions:
-                job = by_id[decision.job]
+            for decision in self._decide(situation, sight, detail):
+                job = situation.rows[decision.job]
                 await session.refresh(job, with_for_update=True)
-                if job.state not in _WAITS:
-                    continue  # cancelled since it was read
                 if (job.wanted_workers, job.wanted_version) != decided_from[job.id]:
-                    continue  # scaled since it was read: the next round decides about the new size
-                if decision.workers is not None and sight is not None:
-                    await self._start(session, job, decision.workers, sight)
-                    admitted.append(job.id)
+                    continue  # scaled or cancelled since it was read: the next round decides anew
+                if await self._apply(session, job, decision, sight):
                     changed.append(job.id)
-                elif self._wait(session, job, decision):
-                    changed.append(job.id)
+                    admitted += [job.id] if decision.action is Action.START else []
         for job_id in changed:
             self._wakeups.notify(job_id)
         for job_id in admitted:
             log.info("job.admitted", job=job_id)
         return admitted
 
-    @staticmethod
-    async def _waiting(session: AsyncSession) -> list[JobRow]:
+    async def _look(self, session: AsyncSession) -> Situation:
+        now, found = self._clock(), Situation()
         held = {attempt.job_id for attempt in await attempts.open_attempts(session)}
-        return [job for job in await jobs.unfinished(session) if job.state in _WAITS and job.id not in held]
-
-    async def _decide(self, session: AsyncSession, sight: Sight, waiting: Sequence[JobRow]) -> list[Decision]:
-        now = self._clock()
-        nodes = [
-            Node(Room(node.cpus, node.gpus), Room(node.cpus_free, node.gpus_free)) for node in sight.nodes if node.alive
-        ]
-        held = {attempt.job_id for attempt in await attempts.open_attempts(session)}
-        running = [_running(job) for job in await jobs.unfinished(session) if job.id in held]
-        candidates, refused = [], []
-        for job in waiting:
-            if job.not_before is not None and job.not_before > now:
+        for row in await jobs.unfinished(session):
+            has_workers = row.id in held
+            if not has_workers and row.state not in WAITS:
                 continue
+            found.rows[row.id] = row
+            if not has_workers:
+                found.waiting.append(row.id)
+                if row.not_before is not None and row.not_before > now:
+                    continue
             try:
-                candidates.append(_candidate(job, now))
-            except Exception as error:  # a row that cannot be read must not keep all others waiting
-                log.exception("admission.job_unreadable", job=job.id)
-                message = f"the control plane cannot read what was stored of it: {error!r}"
-                refused.append(Decision(job.id, None, "internal_error", message))
-        return [*refused, *decide(candidates, nodes, running)]
+                job = self._reader.running(row, now) if has_workers else self._reader.waiting(row, now)
+                found.told.append(job)
+            except UnreadableJobError as error:
+                if not has_workers:  # of one that runs its driver says what it does
+                    found.unreadable.append(wait(row.id, error.code, error.detail))
+        self._reader.forget_all_but(found.rows)
+        rows = await projects.all_by_name(session)
+        found.projects = {name: project_of(row) for name, row in rows.items()}
+        accounted = [row.usage_at for row in rows.values() if row.usage_at is not None]
+        found.accounted_at = min(accounted, default=None)
+        return found
 
-    async def _start(self, session: AsyncSession, job: JobRow, workers: int, sight: Sight) -> None:
-        now = self._clock()
+    def _decide(self, situation: Situation, sight: Sight | None, detail: str) -> list[Decision]:
+        if sight is None:
+            message = f"waits until the cluster can be seen: {detail}"
+            return [wait(job_id, "cluster_unreachable", message) for job_id in situation.waiting]
+        now = self._clock().timestamp()
+        decisions = decide(situation.told, cluster_of(sight.nodes), now, self._rules, situation.projects)
+        return [*situation.unreadable, *decisions]
+
+    def _would_change(self, situation: Situation, decisions: Iterable[Decision]) -> bool:
+        for decision in decisions:
+            row = situation.rows[decision.job]
+            if decision.action is not Action.WAIT or _says_new(row, decision):
+                return True
+        if not situation.running:
+            return False
+        held = {job.project for job in situation.running}
+        accounted_at = situation.accounted_at if held <= set(situation.projects) else None
+        return accounted_at is None or self._clock() - accounted_at >= _ACCOUNTED_EVERY
+
+    async def _account(self, session: AsyncSession, situation: Situation) -> None:
+        """Adds what projects hold now to what they had of late."""
+        now, held = self._clock(), held_by(situation.running)
+        for name in sorted({*situation.projects, *(job.project for job in situation.told)}):
+            row = await projects.for_change(session, name)
+            has = held[name].scarce if name in held else 0.0
+            if row.usage_at is not None:
+                row.usage = decayed(row.usage, has, (now - row.usage_at).total_seconds(), self._half_life)
+            row.usage_at = now
+            situation.projects[name] = project_of(row)
+
+    async def _apply(self, session: AsyncSession, job: JobRow, decision: Decision, sight: Sight | None) -> bool:
+        """Does what was decided about a locked job, if it still can be; whether anything changed."""
+        state = JobState(job.state)
+        if decision.action is Action.RESIZE:
+            if state not in (JobState.RUNNING, JobState.RESIZING):
+                return False
+            await scale(session, job, decision.workers, self._clock(), "queue", "queue.decided", decision.message)
+            log.info("job.resized", job=job.id, workers=decision.workers, why=decision.message)
+            return True
+        if state not in WAITS:
+            return False  # cancelled since it was read
+        if decision.action is Action.START and sight is not None:
+            await self._start(session, job, decision, sight)
+            return True
+        return self._wait(session, job, decision)
+
+    async def _start(self, session: AsyncSession, job: JobRow, decision: Decision, sight: Sight) -> None:
+        now, workers = self._clock(), decision.workers
         job.epoch += 1
-        if job.wanted_workers != workers:
+        if job.wanted_workers > workers:
             asked = job.wanted_workers
             message = f"{asked} -> {workers} workers: no room for more"
             events.add(session, job.id, now, "job.shrunk", message, "service", {"from": asked, "to": workers})
             for operation in await operation_queries.unfinished(session, job.id):
                 message = f"restarted with {workers}: no room for {asked}"
                 operations.end(operation, OperationState.FAILED, message, now)
-            job.wanted_workers, job.wanted_operation = workers, None
+            job.wanted_operation = None
+        job.wanted_workers, job.sized_at = workers, now
         want(job)
         attempt = AttemptRow(
             id=attempt_id(job.id, job.epoch),
@@ -132,8 +195,8 @@ class Admission:
             created_at=now,
         )
         session.add(attempt)
-        why = Why("admitted", f"starts with {workers} workers", "service", now, {"attempt": attempt.id})
         if job.state == JobState.QUEUED:
+            why = Why("admitted", decision.message, "service", now, {"attempt": attempt.id})
             await change_state(session, job, JobState.STARTING, why)
         else:
             give_reason(job, Why("restarting", f"starts again with {workers} workers", "service", now))
@@ -141,7 +204,7 @@ class Admission:
         events.add(session, job.id, now, "attempt.created", f"attempt {job.epoch}", "service", data)
 
     def _wait(self, session: AsyncSession, job: JobRow, decision: Decision) -> bool:
-        if (job.reason_code, job.reason_message) == (decision.code, decision.message):
+        if not _says_new(job, decision):
             return False
         now = self._clock()
         if job.reason_code != decision.code:  # numbers in a message change often; the timeline tells of new causes
@@ -150,27 +213,5 @@ class Admission:
         return True
 
 
-def _need(spec: JobSpec) -> Need:
-    return Need(spec.workers.cpus, spec.workers.gpus)
-
-
-def _running(job: JobRow) -> Running:
-    seen = sum(member.state == "training" for member in members(job))
-    return Running(_need(stored_spec(job.spec)), job.wanted_workers, seen)
-
-
-def _candidate(job: JobRow, now: datetime) -> Candidate:
-    spec = stored_spec(job.spec)
-    recovering = job.state == JobState.RECOVERING
-    candidate = Candidate(
-        job=job.id,
-        number=job.number,
-        priority=job.priority,
-        need=_need(spec),
-        workers=job.wanted_workers,
-        sizes=spec.sizes or [job.wanted_workers],  # a spec that was stored may have no size by the rules of today
-        recovering=recovering,
-    )
-    lost_at = job.lost_at
-    waited_enough = recovering and lost_at is not None and now - lost_at >= PATIENCE
-    return impatient(candidate) if waited_enough else candidate
+def _says_new(job: JobRow, decision: Decision) -> bool:
+    return (job.reason_code, job.reason_message) != (decision.code, decision.message)

@@ -180,7 +180,14 @@ async def served(home: Path, ray: IdleRay, port: int = 0) -> AsyncIterator[Rubat
     """The service with its supervisor, on a port, by default a free one."""
     with socket.create_server(("127.0.0.1", port)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        settings = Settings(home=home, runs=home / "runs", control_url=url, reconcile_every=0.1, heartbeat_timeout=600)
+        settings = Settings(
+            home=home,
+            runs=home / "runs",
+            control_url=url,
+            reconcile_every=0.1,
+            heartbeat_timeout=600,
+            elastic=False,
+        )
         async with open_control_plane(settings, ray) as plane, plane.supervising():
             config = uvicorn.Config(create_app(plane), log_config=None, lifespan="off", access_log=False)
             server = uvicorn.Server(config)

@@ -255,3 +255,12 @@ async def test_a_job_that_is_over_leaves_nothing_running(world: World) -> None:
     world.clock.turn(61)
     await world.rounds(2)
     assert world.ray.stopped == [driver.attempt]
+
+
+async def test_what_is_said_of_a_loss_is_kept_up_to_date(world: World) -> None:
+    job, driver = await world.running()
+    said = "lost worker 3 of r1; {} of 8 wanted workers train"
+    for count in (7, 4):
+        await driver.sync("RECOVERING", reason_code="worker_lost", reason_message=said.format(count))
+        shown = await world.job(job["id"])
+        assert (shown["reason"]["code"], shown["reason"]["message"]) == ("worker_lost", said.format(count))

@@ -59,7 +59,7 @@ async def test_a_row_that_cannot_be_read_keeps_nobody_waiting(world: World) -> N
     async with world.plane.database.reading() as session:
         row = await repository.find(session, broken["id"])
         assert row is not None
-        assert (row.state, row.reason_code) == ("QUEUED", "internal_error")
+        assert (row.state, row.reason_code) == ("QUEUED", "job_unreadable")
 
 
 async def test_an_error_about_one_attempt_leaves_the_others_alone(

@@ -274,6 +274,7 @@ class Host:
             "ray_dashboard": "http://ray.test:8265",
             "database_poll": 1000.0,
             "allowed_hosts": "rubato.test",
+            "elastic": False,
         }
         chosen = Settings(home=self.home, database_url=self.database_url, **{**usual, **settings})
         async with open_control_plane(chosen, self.ray, self.clock) as plane:

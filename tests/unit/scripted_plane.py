@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from rubato.client import AsyncClient, Client
-from rubato.resources import Job
+from rubato.spec import JobSpec
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC).isoformat()
 
@@ -33,7 +33,7 @@ def job(**changes: Any) -> dict[str, Any]:
         "priority": 0,
         "state": "RUNNING",
         "reason": {"code": "training", "message": "training at 4 workers", "actor": "driver", "at": AT},
-        "spec": Job.model_fields["spec"].annotation.model_validate(SPEC).model_dump(mode="json"),  # type: ignore[union-attr]
+        "spec": JobSpec.model_validate(SPEC).model_dump(mode="json"),
         "layout": {"data": 1, "pipeline": 2, "tensor": 2, "micro_batch": 1, "accumulation": 8},
         "workers": {"desired": 4, "observed": 4, "min": 4, "max": 8},
         "progress": {"step": 3, "steps": 10, "tokens": 1536, "loss": 5.1, "tokens_per_s": 900.0, "eta_s": 70},
@@ -108,6 +108,21 @@ def operation(**changes: Any) -> dict[str, Any]:
         "phases": [{"name": "accepted", "at": AT, "seconds": 0.1}],
         "created_at": AT,
         "finished_at": None,
+        **changes,
+    }
+
+
+def project(**changes: Any) -> dict[str, Any]:
+    return {
+        "name": "research",
+        "weight": 1.0,
+        "workers": 16,
+        "gpus": None,
+        "running_jobs": None,
+        "usage": 3.25,
+        "held_workers": 4,
+        "held_gpus": 0.0,
+        "held_jobs": 1,
         **changes,
     }
 

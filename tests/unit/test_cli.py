@@ -22,10 +22,11 @@ from scripted_plane import (
     metric_stream,
     operation,
     problem,
+    project,
     stream,
 )
 
-from rubato.cli import app, calibrate, follow, jobs, plan, watch
+from rubato.cli import app, calibrate, follow, jobs, plan, projects, watch
 from rubato.client import AsyncClient, Client
 from rubato.problems import RubatoError
 
@@ -55,6 +56,9 @@ def plane() -> ControlPlane:
             "GET /v1/jobs/j1": [httpx.Response(200, json=job()), httpx.Response(200, json=over)],
             "POST /v1/jobs/demo/scale": [httpx.Response(202, json=operation())],
             "POST /v1/jobs/demo/cancel": [httpx.Response(202, json=operation(kind="cancel"))],
+            "GET /v1/projects": [httpx.Response(200, json={"items": [project()], "next": None})],
+            "GET /v1/projects/research": [httpx.Response(200, json=project())],
+            "PUT /v1/projects/research": [httpx.Response(200, json=project(workers=None, running_jobs=2))],
             "GET /v1/operations/o1": [httpx.Response(200, json=operation(state="DONE"))],
             "GET /v1/jobs/demo/events": [httpx.Response(200, json={"items": [event(1), event(2)], "next": None})],
             "GET /v1/jobs/demo/metrics": [httpx.Response(200, json={"items": [metric(1)], "next": None})],
@@ -81,7 +85,7 @@ def run(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> Run:
     def async_client(url: str | None = None) -> AsyncClient:
         return plane.async_client()
 
-    for module in (jobs, follow, plan, calibrate):
+    for module in (jobs, follow, plan, calibrate, projects):
         monkeypatch.setattr(module, "Client", client)
     monkeypatch.setattr(watch, "AsyncClient", async_client)
     monkeypatch.setattr(watch, "_LOOK_S", 0.01)
@@ -144,9 +148,19 @@ def test_wrong_usage_ends_2(run: Run, capsys: pytest.CaptureFixture[str]) -> Non
     assert found["code"] == "wrong_usage"
     assert run("logs", "demo", "--rank", "1", "--driver") == 2
     assert run("sing") == 2
+    assert run("scale", "demo", "8", "--max", "9") == 2
+    assert run("projects", "--workers", "4") == 2
+
     capsys.readouterr()
     assert run("list", "--state", "sleepy") == 2
     assert "error: Invalid value for '--state': 'sleepy' is not one of 'queued', " in capsys.readouterr().err
+
+
+def test_quotas_that_are_not_given_stay(run: Run, plane: ControlPlane) -> None:
+    assert run("projects", "research", "--running-jobs", "2") == 0
+    assert json.loads(plane.requests[-1].content) == {"weight": 1.0, "workers": 16, "gpus": None, "running_jobs": 2}
+    assert run("projects", "research", "--workers", "-1") == 0
+    assert json.loads(plane.requests[-1].content)["workers"] is None
 
 
 def test_nothing_is_answered_with_the_help(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,6 +205,9 @@ def test_a_refusal_of_the_control_plane_ends_2(
         (["show", "demo"], ["RUNNING: training at 4 workers", "3 of 10", "4 (min 4, max 8)", "1×2×2"]),
         (["scale", "demo", "8"], ["demo goes to 8 workers", "o1"]),
         (["scale", "demo", "8", "--wait"], ["scale DONE", "accepted"]),
+        (["scale", "demo", "--min", "4", "--max", "8"], ["the queue chooses the size of demo"]),
+        (["projects"], ["research", "4 of 16", "3.2"]),
+        (["projects", "research", "--workers", "-1", "--running-jobs", "2"], ["1 of 2"]),
         (["cancel", "demo", "--force"], ["being cancelled"]),
         (["checkpoints", "demo"], ["5", "12.3kB", "3.2500", "yes", "/c/5"]),
         (["events", "demo"], ["generation.formed: two replicas"]),
@@ -215,6 +232,8 @@ def test_what_a_person_reads(
         ["scale", "demo", "8"],
         ["scale", "demo", "8", "--wait"],
         ["cancel", "demo"],
+        ["projects"],
+        ["projects", "research"],
         ["checkpoints", "demo"],
         ["events", "demo"],
         ["metrics", "demo"],

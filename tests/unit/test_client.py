@@ -14,13 +14,13 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted_plane import SPEC, ControlPlane, event_stream, job, metric, operation, problem, stream
+from scripted_plane import SPEC, ControlPlane, event_stream, job, metric, operation, problem, project, stream
 
 from rubato.client import AsyncClient, Client, LogQuery
 from rubato.client.connection import Gap, Persistence
 from rubato.client.sse import Decoder, ServerSentEvent
 from rubato.problems import RubatoError
-from rubato.resources import OperationState
+from rubato.resources import OperationState, ProjectRequest
 from rubato.states import JobState
 
 
@@ -249,6 +249,9 @@ async def test_both_clients_send_the_same_requests() -> None:
                 "POST /v1/jobs/demo/profile": [httpx.Response(202, json=operation(kind="profile"))],
                 "GET /v1/jobs/demo/files": [page],
                 "GET /v1/jobs/demo/files/profile/a b": [httpx.Response(200, content=b"\0trace")],
+                "GET /v1/projects": [page],
+                "GET /v1/projects/research": [httpx.Response(200, json=project())],
+                "PUT /v1/projects/research": [httpx.Response(200, json=project())],
                 "GET /v1/operations/o1": [httpx.Response(200, json=operation())],
                 "GET /v1/jobs/demo/checkpoints": [page],
                 "GET /v1/cluster": [cluster],
@@ -263,6 +266,10 @@ async def test_both_clients_send_the_same_requests() -> None:
             client.jobs(project="default", name="demo", cursor="c"),
             client.job("demo"),
             client.scale("demo", 8),
+            client.scale("demo", low=4, high=8),
+            client.projects(),
+            client.project("research"),
+            client.set_project("research", ProjectRequest(workers=4)),
             client.cancel("demo", force=True),
             client.profile("demo", steps=2, ranks=[0, 1]),
             client.files("demo"),
@@ -284,7 +291,7 @@ async def test_both_clients_send_the_same_requests() -> None:
         return [(r.method, str(r.url), r.content, r.headers.get("idempotency-key")) for r in of.requests]
 
     assert sent(sync) == sent(asynchronous)
-    assert len(sent(sync)) == 13
+    assert len(sent(sync)) == 17
 
 
 def test_every_call_of_one_client_is_a_call_of_the_other() -> None:

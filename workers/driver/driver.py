@@ -222,7 +222,9 @@ class Driver:
             return DriverState.STARTING, "starting", "; ".join(waits) or "the first workers start"
         if self._ending:
             return DriverState.RUNNING, "ending", self._ending.message
-        now = f"{len(formed.keys)} of {len(self._crew.wanted) * self._size} wanted workers train"
+        members = self._view.members(self._rendezvous.links())  # of a generation that broke not all are left
+        training = sum(member.state == "training" for member in members)
+        now = f"{training} of {len(self._crew.wanted) * self._size} wanted workers train"
         if self._as_wanted():
             return DriverState.RUNNING, "training", f"{len(formed.keys)} workers train"
         if self._recovering:

@@ -25,7 +25,7 @@ export class Controls {
   }
 
   show(job) {
-    const { tensor, pipeline } = job.spec.parallelism;
+    const { tensor, pipeline } = job.spec?.parallelism ?? { tensor: 1, pipeline: 1 };  // null: it cannot be read
     this.replicaSize = tensor * pipeline;
     if (!this.touched) byId("workers-wanted").value = job.workers.desired;
     byId("controls").hidden = isOver(job.state);
@@ -85,9 +85,13 @@ function showOperation(operation) {
   const element = byId("operation");
   element.hidden = false;
   element.dataset.state = operation.state;
-  const what = operation.kind === "scale" ? `Scale to ${operation.request.workers} workers` : "Cancel";
+  const what = operation.kind === "scale" ? scaling(operation.request) : "Cancel";
   fill(element,
     h("strong", {}, what), h("span", { class: "quiet" }, operation.message ?? operation.state.toLowerCase()),
     h("ol", { class: "phases" }, operation.phases.map((phase) => h("li", {}, phase.name,
       h("span", { class: "quiet" }, phase.seconds === null ? " …" : ` ${duration(phase.seconds)}`)))));
+}
+
+function scaling({ workers, min, max }) {
+  return workers ? `Scale to ${workers} workers` : `Scale between ${min ?? "the least"} and ${max ?? "the most"} workers`;
 }

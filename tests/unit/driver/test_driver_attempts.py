@@ -33,6 +33,7 @@ class Performance:
         self.run = run
         self.version = 0
         self.states: list[str] = []
+        self.reasons: list[str] = []
         self.task = asyncio.create_task(driver.run())
 
     def command(
@@ -63,9 +64,15 @@ class Performance:
         return [json.loads(line)["step"] for line in self.run.metrics.read_text().splitlines()]
 
     def saw(self, condition: Callable[[], Any]) -> Any:
-        state = self.driver.describe().state.value if hasattr(self.driver, "_crew") else "STARTING"
+        if hasattr(self.driver, "_crew"):
+            described = self.driver.describe()
+            state, reason = described.state.value, described.reason_message
+        else:
+            state, reason = "STARTING", ""
         if not self.states or self.states[-1] != state:
             self.states.append(state)
+        if not self.reasons or self.reasons[-1] != reason:
+            self.reasons.append(reason)
         return condition()
 
     async def until(self, condition: Callable[[], Any]) -> None:
@@ -171,6 +178,9 @@ async def test_a_lost_worker_costs_one_restart_and_no_step(play: Play) -> None:
         assert (lost["data"]["replica"], lost["data"]["rank"], lost["data"]["fault"]) == ("replica-0", 1, "hardware")
         assert sorted(set(it.steps())) == list(range(1, it.steps()[-1] + 1))
         assert "RECOVERING" in it.states
+        told = [reason for reason in it.reasons if "wanted workers train" in reason]
+        assert told
+        assert not [reason for reason in told if "4 of 4" in reason], "one was lost, so fewer train"
         await it.until(lambda: it.driver.describe().state is DriverState.RUNNING)
         assert it.stage.starts == ["replica-0", "replica-1"], "Ray restarts it, not the driver"
 

@@ -12,7 +12,6 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from rubato.problems import RubatoError
 from rubato.resources import DriverState, OperationState, SyncReply, SyncRequest
-from rubato.spec import stored_spec
 from rubato.states import JobState
 from service.attempts import journal, record, repository
 from service.attempts.journal import Untold
@@ -24,6 +23,7 @@ from service.database.tables import AttemptRow, JobRow
 from service.events import repository as events
 from service.jobs import repository as jobs
 from service.jobs.lifecycle import Why, change_state, give_reason, touch
+from service.jobs.stored import UnreadableJobError, spec_of
 from service.operations import lifecycle as operations
 from service.operations import repository as operation_queries
 from service.plans.predictions import SETTLED_STEPS
@@ -167,7 +167,10 @@ class AttemptService:
         settled = await jobs.metrics_of(session, job.id, [newest.step - SETTLED_STEPS])
         if not settled or settled[newest.step - SETTLED_STEPS].record.get("generation") != newest.generation:
             return
-        expected = self._plans.expect(stored_spec(job.spec), request.layout)
+        try:
+            expected = self._plans.expect(spec_of(job), request.layout)
+        except UnreadableJobError:  # it is shown as that wherever it is listed
+            return
         remark = None if expected is None else expected.remark(newest.tokens_per_s)
         if expected is None or remark is None or await events.has_kind(session, job.id, PLAN_DIFFERS):
             return

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from rubato.spec import stored_spec
+from rubato.spec import JobSpec
 from rubato.states import JobState
 from service.attempts import record
 from service.attempts.journal import Untold
@@ -14,6 +14,7 @@ from service.attempts.repository import AttemptState
 from service.database.tables import AttemptRow, JobRow
 from service.events import repository as events
 from service.jobs.lifecycle import Why, change_state, give_reason
+from service.jobs.stored import UnreadableJobError, spec_of
 from service.settings import Settings
 from service.supervisor.policy import Verdict
 
@@ -55,8 +56,13 @@ async def settle(
     if state is JobState.CANCELLING:
         await change_state(session, job, JobState.CANCELLED, Why("cancelled", "stopped", "service", now))
         return
+    try:
+        spec = spec_of(job)
+    except UnreadableJobError as error:  # nobody could start it again
+        await change_state(session, job, JobState.FAILED, Why(error.code, error.detail, "service", now))
+        return
     failed, finished = untold.find("attempt.failed"), untold.find("training.finished")
-    done = finished is not None or job.step >= stored_spec(job.spec).train.steps
+    done = finished is not None or job.step >= spec.train.steps
     if done and verdict is Verdict.SUCCEEDED:
         why = Why("finished", "all steps are done" if finished is None else finished.message, "driver", now)
         await _through_running(session, job, JobState.SUCCEEDED, why)
@@ -68,11 +74,17 @@ async def settle(
         await change_state(session, job, JobState.CANCELLED, why)
     else:
         attempt.state = AttemptState.LOST
-        await _lost(session, job, verdict, cause, settings, now)
+        await _lost(session, job, spec, verdict, cause, settings, now)
 
 
 async def _lost(
-    session: AsyncSession, job: JobRow, verdict: Verdict, cause: str, settings: Settings, now: datetime
+    session: AsyncSession,
+    job: JobRow,
+    spec: JobSpec,
+    verdict: Verdict,
+    cause: str,
+    settings: Settings,
+    now: datetime,
 ) -> None:
     """A lost attempt is followed by another, unless losses are more than the spec allows or lead nowhere."""
     data = {"epoch": job.epoch, "cause": cause}
@@ -83,7 +95,7 @@ async def _lost(
     job.lost_at = now
     if verdict is not Verdict.NEW_CLUSTER:
         job.idle_attempts += 1
-    allowed = stored_spec(job.spec).faults.hardware
+    allowed = spec.faults.hardware
     if 0 <= allowed < restarts["hardware"]:
         message = f"lost workers {restarts['hardware']} times, and faults.hardware allows {allowed}; the last: {cause}"
         await change_state(session, job, JobState.FAILED, Why("too_many_losses", message, "service", now))

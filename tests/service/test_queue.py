@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
+from service.cluster.ray import RayJobState
 from service.jobs import repository
 from tests.service.world import Driver, Host, World, members, metric, spec
 
@@ -219,8 +220,10 @@ async def test_a_row_that_cannot_be_read_is_shown_and_harms_nobody(host: Host, c
         await driver.sync("RUNNING", metrics=[{"seq": 1, "metric": metric(1, world.clock())}])
         await world.post(f"/v1/jobs/{waiting['id']}/cancel")
         assert (await world.job(waiting["id"]))["state"] == "CANCELLED"
-        await driver.sync("SUCCEEDED")
-        assert (await world.job(running["id"]))["state"] == "SUCCEEDED"
+        world.clock.turn(31)
+        world.ray.ends(driver.attempt, RayJobState.FAILED)
+        await world.rounds()
+        assert (await world.job(running["id"]))["state"] == "FAILED"
         assert (await world.job(good["id"]))["state"] == "STARTING"
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from service.queue.order import in_turn
 from service.queue.rooms import Cluster, Need
 from service.queue.sharing import Lenders, grow, largest, seconds_saved
-from service.queue.terms import NO_PROJECTS, Action, Decision, Held, Job, Project, Projects, Rules, wait
+from service.queue.terms import NO_PROJECTS, Action, Decision, Held, Job, Project, Projects, Quota, Rules, wait
 from service.queue.views import Views
 
 _NOBODY = Project()
@@ -98,7 +98,8 @@ class _Round:
     def _first_size(self, job: Job, free: int) -> int:
         """As small as it can be: what is free beyond that is shared among all, see ``_share``."""
         if job.recovering and job.takes_less:
-            return largest(job, min(free, job.wanted))
+            allowed = self._holds(job.project).room(self._quota(job), job.need)
+            return largest(job, min(free, job.wanted, free if allowed is None else allowed))
         return self._least(job)
 
     def _has_patience(self, first: Job) -> bool:
@@ -138,8 +139,11 @@ class _Round:
     def _holds(self, project: str) -> Held:
         return self._held.setdefault(project, Held())
 
+    def _quota(self, job: Job) -> Quota:
+        return self._projects.get(job.project, _NOBODY).quota
+
     def _over_quota(self, job: Job, least: int) -> Decision | None:
-        quota = self._projects.get(job.project, _NOBODY).quota
+        quota = self._quota(job)
         held = self._holds(job.project)
         if quota.running_jobs is not None and held.jobs >= quota.running_jobs:
             message = f"project {job.project} may run {quota.running_jobs} jobs at a time, and runs {held.jobs}"
@@ -227,7 +231,7 @@ class _Round:
 
         def room(job: Job, more: int) -> bool:
             held = self._holds(job.project)
-            allowed = held.room(self._projects.get(job.project, _NOBODY).quota, job.need)
+            allowed = held.room(self._quota(job), job.need)
             if self._views.free(job.need) - more < kept[job.need] or (allowed is not None and allowed < more):
                 return False
             self._views.keep(job.need, more)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch import Tensor
 
 from rubato.layout import Layout, sharding_degree
+from rubato.spec import JobSpec
 from tests.engine.forked import in_one_process, run_ranks, wait
 from tests.engine.jobs import tiny_spec, train_at, write_corpus
 from tests.engine.test_elastic import STEPS, Job
+from workers.engine.data import Sampler
+from workers.engine.device import GlooGroup
 from workers.engine.parallel.rows import Split
 
 
@@ -37,7 +42,6 @@ CASES = {
         Case(Layout(2, 2, 1), {"zero": 3}, {"parallelism": {"schedule": "interleaved"}}),
         Case(Layout(2, 1, 2), {"zero": 3}),
         Case(Layout(4, 1, 1), {"zero": 2, "shard_over": 2}),
-        Case(Layout(4, 1, 1), {"zero": 3, "recompute": "full"}),
     ],
 }
 
@@ -92,7 +96,6 @@ def test_a_checkpoint_of_any_stage_loads_at_any_other(corpus: Path, tmp_path: Pa
         Case(Layout(3, 1, 1), {"zero": 3}),
         Case(Layout(2, 1, 2), {"zero": 1}),
         Case(Layout(1, 1, 1), {}),
-        Case(Layout(4, 1, 1), {"zero": 2, "shard_over": 2}),
     ]
 
     def sections(steps: int) -> dict[str, Any]:
@@ -109,11 +112,11 @@ def test_a_checkpoint_of_any_stage_loads_at_any_other(corpus: Path, tmp_path: Pa
     assert same(found, expected)
 
 
-@pytest.mark.parametrize(("precision", "zero"), [("bf16_pure", 3), ("bf16_pure", 1), ("fp16", 2)])
+@pytest.mark.parametrize(("precision", "zero"), [("bf16_pure", 3), ("fp16", 2)])
 def test_masters_and_the_loss_scale_are_those_of_zero_0(
     precision: str, zero: int, corpus: Path, tmp_path: Path
 ) -> None:
-    steps = 10
+    steps = 8
     sections = {"train": {"precision": precision, "steps": steps, "loss_scale": {"start": 2**24}}}
 
     def both(rank: int, store: Any) -> list[list[list[float]]]:
@@ -140,9 +143,8 @@ def test_a_copy_is_never_on_fewer_replicas_than_were_asked_for(data: int, shard_
     assert sharding_degree(data, shard_over) == degree
 
 
-@pytest.fixture
-def job(corpus: Path, tmp_path: Path) -> Iterator[Job]:
-    spec = tiny_spec(
+def elastic_spec(corpus: Path) -> JobSpec:
+    return tiny_spec(
         corpus,
         memory={"zero": 3},
         parallelism={"pipeline": 2, "micro_batch": 2},
@@ -150,14 +152,25 @@ def job(corpus: Path, tmp_path: Path) -> Iterator[Job]:
         checkpoint={"every": 4, "keep_last": 2},
         workers={"min": 2, "max": 6},
     )
-    job = Job(spec, tmp_path)
+
+
+@pytest.fixture
+def job(corpus: Path, tmp_path: Path) -> Iterator[Job]:
+    job = Job(elastic_spec(corpus), tmp_path)
     yield job
     job.close()
 
 
-def test_growing_and_shrinking_lose_no_step_and_a_lost_shard_goes_back(job: Job, corpus: Path, tmp_path: Path) -> None:
+def assert_same_curve(job: Job, corpus: Path, folder: Path) -> None:
     spec = tiny_spec(corpus, train={"steps": STEPS, "global_batch": 12})
-    reference = in_one_process(lambda: train_at(Layout(1, 1, 1), spec, tmp_path / "one"))
+    reference = in_one_process(lambda: train_at(Layout(1, 1, 1), spec, folder))
+    assert {metric["step"] for metric in job.metrics} == set(range(1, STEPS + 1))
+    for metric in job.metrics:
+        for name in ("loss", "grad_norm", "lr", "tokens"):
+            assert metric[name] == pytest.approx(reference[metric["step"] - 1][name], rel=1e-9), (metric["step"], name)
+
+
+def test_growing_and_shrinking_lose_no_step_and_a_lost_shard_goes_back(job: Job, corpus: Path, tmp_path: Path) -> None:
     job.want("a")
     job.start("a")
     job.reach(2)
@@ -181,10 +194,46 @@ def test_growing_and_shrinking_lose_no_step_and_a_lost_shard_goes_back(job: Job,
     job.finish()
     wait(job.replicas["b"], lambda: all(rank.ended for rank in job.replicas["b"]), 90)
     assert len(rolled_back(job)) == 1
-    assert {metric["step"] for metric in job.metrics} == set(range(1, STEPS + 1))
-    for metric in job.metrics:
-        for name in ("loss", "grad_norm", "lr", "tokens"):
-            assert metric[name] == pytest.approx(reference[metric["step"] - 1][name], rel=1e-9), (metric["step"], name)
+    assert_same_curve(job, corpus, tmp_path / "one")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("call", ["begin_all_gather", "begin_reduce_scatter", "finish"])
+def test_a_pass_that_loses_the_axis_in_its_midst_ends_and_is_done_again(
+    call: str, corpus: Path, tmp_path: Path
+) -> None:
+    """One worker of b fails in its sixth step, in a pass that its mate of the pipeline needs it to end."""
+    step, failed = [0], threading.Event()
+
+    def sabotage(replica: str, rank: int) -> None:
+        if (replica, rank) != ("b", 1):
+            return
+        batch, original = Sampler.batch, getattr(GlooGroup, call)
+
+        def counting(self: Sampler, number: int, samples: range) -> tuple[Tensor, Tensor]:
+            step[0] = number
+            return batch(self, number, samples)
+
+        def failing(self: GlooGroup, *arguments: Any) -> Any:
+            if step[0] == 5 and not failed.is_set():
+                failed.set()
+                raise RuntimeError("the test says that this failed")
+            return original(self, *arguments)
+
+        Sampler.batch = counting  # type: ignore[method-assign]
+        setattr(GlooGroup, call, failing)
+
+    job = Job(elastic_spec(corpus), tmp_path, sabotage)
+    try:
+        job.want("a", "b")
+        job.start("a")
+        job.start("b")
+        job.finish()
+        assert [each["replicas"] for each in job.all("formed")] == [["a", "b"], ["a", "b"]]
+        assert [back["to"] for back in rolled_back(job)] == [4]
+        assert_same_curve(job, corpus, tmp_path / "one")
+    finally:
+        job.close()
 
 
 def rolled_back(job: Job) -> list[dict[str, Any]]:

@@ -265,7 +265,7 @@ class DataGroup:
         if self._cause is None:
             try:
                 return call(group)
-            except GroupError as error:
+            except RuntimeError as error:  # what torch.distributed raises, see `_together`
                 self._cause = str(error)
                 self._fail(self._cause)
         return None

@@ -202,7 +202,7 @@ def test_growing_and_shrinking_lose_no_step_and_a_lost_shard_goes_back(job: Job,
 def test_a_pass_that_loses_the_axis_in_its_midst_ends_and_is_done_again(
     call: str, corpus: Path, tmp_path: Path
 ) -> None:
-    """One worker of b fails in its sixth step, in a pass that its mate of the pipeline needs it to end."""
+    """One worker of b fails after the checkpoint of step 4, in a pass that its mate of the pipeline needs it to end."""
     step, failed = [0], threading.Event()
 
     def sabotage(replica: str, rank: int) -> None:
@@ -211,11 +211,11 @@ def test_a_pass_that_loses_the_axis_in_its_midst_ends_and_is_done_again(
         batch, original = Sampler.batch, getattr(GlooGroup, call)
 
         def counting(self: Sampler, number: int, samples: range) -> tuple[Tensor, Tensor]:
-            step[0] = number
+            step[0] = number  # a step ahead at most
             return batch(self, number, samples)
 
         def failing(self: GlooGroup, *arguments: Any) -> Any:
-            if step[0] == 5 and not failed.is_set():
+            if step[0] == 7 and not failed.is_set():
                 failed.set()
                 raise RuntimeError("the test says that this failed")
             return original(self, *arguments)

@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 PACKAGES := rubato service workers examples benchmarks tests
-BENCHMARKS := engine_throughput compression
+BENCHMARKS := engine_throughput compression data
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:

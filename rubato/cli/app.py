@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from rubato import __version__
-from rubato.cli import artifacts, calibrate, data, follow, jobs, local, plan, projects, watch
+from rubato.cli import artifacts, calibrate, data, export, follow, jobs, local, plan, projects, watch
 from rubato.cli.output import DONE, INTERRUPTED, REFUSED, exit_code, note, print_error
 from rubato.problems import RubatoError
 
@@ -33,6 +33,8 @@ _COMMANDS: dict[str, dict[str, Callable[..., Any]]] = {
         "cancel": jobs.cancel,
         "checkpoints": jobs.checkpoints,
         "projects": projects.projects,
+        "export": export.export,
+        "sample": export.sample,
     },
     "Watching": {
         "watch": watch.watch,

@@ -59,10 +59,13 @@ def submit(
 
 def _with_absolute_paths(spec: JobSpec) -> JobSpec:
     """Relative paths are meant from here; where the job will run, here is somewhere else."""
-    train, tokenizer = spec.data.train, spec.data.tokenizer
+    train, validation, tokenizer = spec.data.train, spec.data.validation, spec.data.tokenizer
     moved = {
         "train": train.model_copy(
             update={"path": _absolute(train.path), "blend": tuple(_moved(source) for source in train.blend)}
+        ),
+        "validation": validation.model_copy(
+            update={"source": _moved(validation.source) if validation.source else None}
         ),
         "tokenizer": tokenizer if tokenizer in (BYTES, NONE) else _absolute(tokenizer),
         "cache": _absolute(spec.data.cache),

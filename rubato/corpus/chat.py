@@ -9,6 +9,7 @@ from typing import Any
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+_ASSISTANT = "assistant"
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -42,6 +43,29 @@ def render(messages: Sequence[Any], template: str | None, *, ask: bool = False) 
         )
     except jinja2.TemplateError as error:
         raise ChatError(f"the chat template refuses it: {error}") from error
+
+
+def parts(messages: Sequence[Any], template: str | None) -> list[tuple[str, bool]]:
+    """A chat cut where the assistant begins to speak and where it is done: texts, and whether they are its own.
+
+    What it says begins where the template asks for an answer, so a model is taught what it will be asked for.
+
+    Raises:
+        ChatError: as ``render``; also when the template does not put answers where it asks for them.
+    """
+    found: list[tuple[str, bool]] = []
+    done = ""
+    render(messages, template)  # refuses what is no chat
+    for number, message in enumerate(messages):
+        if message["role"] != _ASSISTANT:
+            continue
+        asked = render(messages[:number], template, ask=True)
+        answered = render(messages[: number + 1], template)
+        if not asked.startswith(done) or not answered.startswith(asked):
+            raise ChatError("the chat template does not write an answer where it asks for one")
+        found += [(asked[len(done) :], False), (answered[len(asked) :], True)]
+        done = answered
+    return found
 
 
 @lru_cache(maxsize=8)

@@ -10,7 +10,7 @@ import pyarrow
 import pyarrow.parquet
 
 from rubato.corpus.find import Source
-from rubato.corpus.lines import RecordError, as_document
+from rubato.corpus.lines import Form, RecordError, as_document
 from rubato.corpus.place import Place
 from rubato.corpus.records import BadRecords, Document, Stretch, seekable
 from rubato.problems import RubatoError, nearest
@@ -23,7 +23,7 @@ class ParquetReader:
     """A row is a document; stretches are row groups."""
 
     place: Place
-    template: str | None
+    form: Form
 
     def stretches(self, source: Source, largest: int) -> list[Stretch]:
         with seekable(source) as file:
@@ -44,7 +44,7 @@ class ParquetReader:
             row = sum(parquet.metadata.row_group(group).num_rows for group in range(stretch.start))
             try:
                 for batch in parquet.iter_batches(_ROWS, row_groups=groups, columns=[self.place.spec.field]):
-                    yield from rows(source, batch, row, self.place, self.template, bad)
+                    yield from rows(source, batch, row, self.place, self.form, bad)
                     row += batch.num_rows
             except (pyarrow.ArrowException, OSError) as error:
                 raise broken(self.place, source, error) from error
@@ -63,7 +63,7 @@ class ArrowReader:
     """A row is a document. A file is read as a whole: its format is a stream."""
 
     place: Place
-    template: str | None
+    form: Form
 
     def stretches(self, source: Source, largest: int) -> list[Stretch]:
         with seekable(source) as file:
@@ -75,7 +75,7 @@ class ArrowReader:
         with seekable(source) as file:
             try:
                 for batch in self._open(source, file):
-                    yield from rows(source, batch, row, self.place, self.template, bad)
+                    yield from rows(source, batch, row, self.place, self.form, bad)
                     row += batch.num_rows
             except (pyarrow.ArrowException, OSError) as error:
                 raise broken(self.place, source, error) from error
@@ -87,14 +87,12 @@ class ArrowReader:
             raise broken(self.place, source, error) from error
 
 
-def rows(
-    source: Source, batch: Any, first: int, place: Place, template: str | None, bad: BadRecords
-) -> Iterator[Document]:
+def rows(source: Source, batch: Any, first: int, place: Place, form: Form, bad: BadRecords) -> Iterator[Document]:
     """The documents of some rows of a table."""
     field = place.spec.field
     for number, value in enumerate(batch.column(batch.schema.get_field_index(field)), first + 1):
         try:
-            yield as_document({field: value.as_py()}, field, template)
+            yield as_document({field: value.as_py()}, field, form)
         except (RecordError, UnicodeDecodeError) as error:
             bad.add(f"{source.location}, row {number}", str(error))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 
 from rubato.corpus.find import Source
-from rubato.corpus.lines import JsonReader, TextReader
+from rubato.corpus.lines import Form, JsonReader, TextReader
 from rubato.corpus.place import Place
 from rubato.corpus.records import COMPRESSED, Reader
 from rubato.corpus.token_files import FlatReader, MegatronReader, index_of
@@ -47,21 +47,31 @@ def is_part_of_another(place: Place, source: Source) -> bool:
     return source.name.endswith(".idx") and place.spec.format in ("auto", "megatron")
 
 
-def reader_for(place: Place, source: Source, tokenizer: Tokenizer, vocab_size: int, largest: int) -> Reader:
+def reader_for(
+    place: Place, source: Source, tokenizer: Tokenizer, vocab_size: int, largest: int, *, answers: bool = False
+) -> Reader:
     """What reads a file.
 
     Args:
         largest: bytes of a document of plain text.
+        answers: whether what is to be learned to say is told apart.
+
+    Raises:
+        RubatoError: the format has no answers in it, or cannot be read like that.
     """
     found = format_of(place, source)
+    form = Form(tokenizer.template, answers)
+    if answers and found in ("text", "megatron", "tokens"):
+        cause = f"{source.location} is {found}, in which no answers can be told apart"
+        raise place.problem("corpus_format", cause, "give JSON lines or tables with messages, or no answers_only")
     if found == "text":
         return TextReader(place, largest, utf8=tokenizer.is_text)
     if found == "jsonl":
-        return JsonReader(place, tokenizer.template)
+        return JsonReader(place, form)
     if found == "megatron":
         return MegatronReader(place, vocab_size)
     if found == "tokens":
         return FlatReader(place, vocab_size)
     from rubato.corpus.columns import ArrowReader, ParquetReader  # loads pyarrow
 
-    return (ParquetReader if found == "parquet" else ArrowReader)(place, tokenizer.template)
+    return (ParquetReader if found == "parquet" else ArrowReader)(place, form)

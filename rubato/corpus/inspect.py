@@ -78,7 +78,7 @@ def inspect(spec: JobSpec, corpus: Corpus, tokenizer: Tokenizer) -> CorpusView:
     return CorpusView(
         documents=corpus.documents,
         tokens=sum(view.tokens for view in views),
-        held_out_tokens=sum(view.held_out_tokens for view in views),
+        held_out_tokens=sum(len(source.held_out.tokens) for source in corpus.evaluated),
         vocab_size=spec.data.vocab_size,
         digest=corpus.digest,
         sources=views,

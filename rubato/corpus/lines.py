@@ -6,12 +6,12 @@ import json
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from rubato.corpus.chat import ChatError, render
+from rubato.corpus.chat import ChatError, parts, render
 from rubato.corpus.find import Source
 from rubato.corpus.place import Place
-from rubato.corpus.records import BadRecords, Document, Stretch, blocks, line_number, open_text, whole_or_parts
+from rubato.corpus.records import Answers, BadRecords, Document, Stretch, blocks, line_number, open_text, whole_or_parts
 from rubato.problems import nearest
 
 
@@ -69,12 +69,19 @@ class TextReader:
         return end
 
 
+class Form(NamedTuple):
+    """How chats become documents: by which template, and whether answers are told apart."""
+
+    template: str | None
+    answers: bool = False
+
+
 @dataclass(frozen=True)
 class JsonReader:
     """A line is an object; one of its fields is the document, as text or as the messages of a chat."""
 
     place: Place
-    template: str | None
+    form: Form
 
     def stretches(self, source: Source, largest: int) -> list[Stretch]:
         return whole_or_parts(source, largest)
@@ -86,7 +93,7 @@ class JsonReader:
             for line in block.splitlines(keepends=True):
                 try:
                     if line.strip():
-                        yield as_document(json.loads(line), field, self.template)
+                        yield as_document(json.loads(line), field, self.form)
                 except UnicodeDecodeError:
                     bad.add(_line(source, at), "is not UTF-8")
                 except json.JSONDecodeError as error:
@@ -104,7 +111,7 @@ class RecordError(Exception):
         self.fix = fix
 
 
-def as_document(record: Any, field: str, template: str | None) -> bytes:
+def as_document(record: Any, field: str, form: Form) -> bytes | Answers:
     """The document of a record. Raises RecordError."""
     skip = "correct it, or set bad_records to skip"
     if not isinstance(record, dict):
@@ -117,11 +124,20 @@ def as_document(record: Any, field: str, template: str | None) -> bytes:
             f"did you mean field: {close}?" if close else "set field to the one with the text",
         )
     value = record[field]
+    if isinstance(value, str) and form.answers:
+        raise RecordError(
+            f"field '{field}' is text, of which nothing is an answer", "give messages, or no answers_only"
+        )
     if isinstance(value, str):
         return _encoded(value, field)
     if isinstance(value, list):
         try:
-            return _encoded(render(value, template), field)
+            if not form.answers:
+                return _encoded(render(value, form.template), field)
+            found = parts(value, form.template)
+            if not found:
+                raise RecordError(f"field '{field}' holds no message of the assistant", skip)
+            return Answers(tuple((_encoded(text, field), answer) for text, answer in found))
         except ChatError as error:
             raise RecordError(f"field '{field}' is no chat: {error}", skip) from error
     kind = "null" if value is None else type(value).__name__

@@ -14,7 +14,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rubato.corpus.place import Place, places
-from rubato.corpus.tokenize import FORMAT, HASH_BITS, INDEX, Progress, Recipe, entry
+from rubato.corpus.place import VALIDATION, Place, places
+from rubato.corpus.tokenize import FORMAT, HASH_BITS, HASHES, INDEX, SPLITS, Progress, Recipe, entry
 from rubato.durable import write_durably
 from rubato.problems import FieldProblem, RubatoError
-from rubato.spec import DataSpec, JobSpec
+from rubato.spec import DataSpec, JobSpec, SourceSpec
 
 log = logging.getLogger(__name__)
 
@@ -41,10 +41,12 @@ class Stream:
     Attributes:
         tokens: of all documents, shape (n,).
         ends: where each document ends, shape (documents,), ascending; the last is n.
+        answers: 1 for tokens that are to be learned, shape (n,); None: all are.
     """
 
     tokens: Tokens
     ends: NDArray[np.uint64]
+    answers: NDArray[np.uint8] | None = None
 
 
 @dataclass(frozen=True)
@@ -72,10 +74,21 @@ class TokenSource:
 
 @dataclass(frozen=True)
 class Corpus:
-    """All sources of a corpus. ``folder``: where what is worked out about it may be kept; None: nowhere."""
+    """All sources of a corpus.
+
+    Attributes:
+        folder: where what is worked out about it may be kept; None: nowhere.
+        validation: a source that is held out as a whole; None: the held-out documents of the others are.
+    """
 
     sources: tuple[TokenSource, ...]
     folder: Path | None = None
+    validation: TokenSource | None = None
+
+    @property
+    def evaluated(self) -> tuple[TokenSource, ...]:
+        """The sources whose held-out documents an evaluation reads."""
+        return self.sources if self.validation is None else (self.validation,)
 
     @property
     def documents(self) -> int:
@@ -85,7 +98,12 @@ class Corpus:
     @cached_property
     def digest(self) -> str:
         """SHA-256 over everything in it."""
-        return hashlib.sha256("/".join(source.digest for source in self.sources).encode()).hexdigest()
+        return hashlib.sha256("/".join(source.digest for source in self.all).encode()).hexdigest()
+
+    @property
+    def all(self) -> tuple[TokenSource, ...]:
+        """What is trained on, and what is held out as a whole."""
+        return self.sources if self.validation is None else (*self.sources, self.validation)
 
 
 def open_corpus(
@@ -122,9 +140,10 @@ def open_corpus(
 
 
 def _choice(data: DataSpec) -> str:
-    fields = data.model_dump(mode="json", include={"tokenizer", "end_of_document", "vocab_size"})
+    fields = data.model_dump(mode="json", include={"tokenizer", "end_of_document", "vocab_size", "answers_only"})
     sources = [source.model_dump(exclude={"weight", "blend"}) for source in data.train.sources]
-    text = json.dumps([FORMAT, fields, sources, data.validation.fraction], sort_keys=True)
+    held_out = data.validation.model_dump(mode="json", include={"fraction", "source"})
+    text = json.dumps([FORMAT, fields, sources, held_out], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -141,7 +160,7 @@ def _pinned(data: DataSpec, pin: Path, cache: Path) -> Corpus | None:
 
 def _pin(data: DataSpec, pin: Path, corpus: Corpus) -> None:
     """Says what this run reads; whoever is first says so for all."""
-    said = json.dumps([{"key": source.key, "digest": source.digest} for source in corpus.sources])
+    said = json.dumps([{"key": source.key, "digest": source.digest} for source in corpus.all])
     handle, name = tempfile.mkstemp(prefix=f".{pin.name}.", dir=pin.parent)
     try:
         with os.fdopen(handle, "w") as file:
@@ -162,6 +181,8 @@ def _pin(data: DataSpec, pin: Path, corpus: Corpus) -> None:
 
 def _entries(data: DataSpec, cache: Path, processes: int, progress: Progress) -> list[str]:
     """The entries of the sources; they are held apart by one threshold, so that no text is on both sides of a blend."""
+    if data.validation.source is not None:
+        return _entries_apart(data, data.validation.source, cache, processes, progress)
     threshold = int(data.validation.fraction * 2**HASH_BITS)
     found = [entry(Recipe.of(place, data, threshold), cache, processes, progress) for place in places(data.train)]
     counts = [json.loads((folder / INDEX).read_bytes()) for folder in found]
@@ -172,13 +193,31 @@ def _entries(data: DataSpec, cache: Path, processes: int, progress: Progress) ->
     return [folder.name for folder in found]
 
 
+def _entries_apart(
+    data: DataSpec, validation: SourceSpec, cache: Path, processes: int, progress: Progress
+) -> list[str]:
+    """The entries of the sources without the documents of the validation source, and the entry of that one, last."""
+    all_of_it = replace(Recipe.of(Place(validation, VALIDATION), data, 2**HASH_BITS), hashes=True)
+    held_out = entry(all_of_it, cache, processes, progress)
+    found = [
+        entry(replace(Recipe.of(place, data, 0), left_out=held_out / HASHES), cache, processes, progress)
+        for place in places(data.train)
+    ]
+    return [folder.name for folder in (*found, held_out)]
+
+
 def _opened(data: DataSpec, keys: list[str], cache: Path, pins: Path) -> Corpus:
     sources = []
-    for source, key in zip(data.train.sources, keys, strict=True):
+    apart = data.validation.source
+    for source, key in zip([*data.train.sources, *([apart] if apart else [])], keys, strict=True):
         index = json.loads((cache / key / INDEX).read_bytes())
         train, held_out = (
-            Stream(_map(cache / key / f"{split}.tokens", index["type"]), _map(cache / key / f"{split}.ends", "<u8"))
-            for split in ("train", "held_out")
+            Stream(
+                _map(cache / key / f"{split}.tokens", index["type"]),
+                _map(cache / key / f"{split}.ends", "<u8"),
+                _map(cache / key / f"{split}.answers", "<u1") if data.answers_only else None,
+            )
+            for split in SPLITS
         )
         weight = Fraction(str(source.weight))
         sources.append(
@@ -186,7 +225,7 @@ def _opened(data: DataSpec, keys: list[str], cache: Path, pins: Path) -> Corpus:
         )
         if index["bad"]:
             log.warning("%d records were passed over, the first: %s", index["bad"], index["examples"][0])
-    return Corpus(tuple(sources), pins)
+    return Corpus(tuple(sources[: len(data.train.sources)]), pins, sources[-1] if apart else None)
 
 
 def check_length(data: DataSpec, corpus: Corpus) -> None:
@@ -197,13 +236,11 @@ def check_length(data: DataSpec, corpus: Corpus) -> None:
         if not count or (data.packing == "stream" and count < window):
             cause = f"{count} tokens to train on are fewer than a window of {window} (data.sequence_length + 1)"
             raise place.problem("corpus_too_short", cause, "add text, or use a shorter data.sequence_length")
-    held_out = max(len(source.held_out.tokens) for source in corpus.sources)
+    held_out = max(len(source.held_out.tokens) for source in corpus.evaluated)
     if data.validation.every and (not held_out or (data.packing == "stream" and held_out < window)):
-        field = "data.validation.fraction"
-        cause = (
-            f"{data.validation.fraction} of {corpus.documents} documents are {held_out} tokens, fewer than "
-            f"a window of {window}"
-        )
+        field = "data.validation.fraction" if corpus.validation is None else f"{VALIDATION}.path"
+        share = f"{data.validation.fraction} of {corpus.documents} documents" if corpus.validation is None else "it"
+        cause = f"{share}: {held_out} tokens are held out, fewer than a window of {window}"
         fix = "hold out a larger fraction, add text, or set data.validation.every to 0"
         problem = FieldProblem(field, cause, fix)
         raise RubatoError(f"{field}: {cause}", fix=fix, code="held_out_too_short", status=422, problems=[problem])
@@ -224,4 +261,4 @@ def _alone(lock: Path) -> Iterator[None]:
 def _map(path: Path, kind: str) -> NDArray[Any]:
     if not path.stat().st_size:
         return np.empty(0, kind)  # an empty file cannot be mapped
-    return np.memmap(path, kind, mode="r")
+    return np.asarray(np.memmap(path, kind, mode="r"))  # the plain array is read from faster

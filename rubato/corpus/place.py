@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rubato.problems import FieldProblem, RubatoError
-from rubato.spec import CorpusSpec, SourceSpec
+from rubato.spec import CorpusSpec, DataSpec, SourceSpec
 
-TRAIN = "data.train"
+TRAIN, VALIDATION = "data.train", "data.validation.source"
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,12 @@ class Place:
         """The refusal of a corpus of which a file cannot be read."""
         cause = f"{location} cannot be read: {error.strerror or error}"
         return self.problem("corpus_unreadable", cause, "make it readable for the user the workers run as")
+
+
+def all_places(data: DataSpec) -> list[Place]:
+    """The sources of a corpus, and the one that is held out as a whole."""
+    apart = data.validation.source
+    return [*places(data.train), *([Place(apart, VALIDATION)] if apart is not None else [])]
 
 
 def places(corpus: CorpusSpec, field: str = TRAIN) -> Iterator[Place]:

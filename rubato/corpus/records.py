@@ -15,8 +15,21 @@ from rubato.corpus.find import Source
 from rubato.corpus.place import Place
 
 TokenIds = NDArray[np.unsignedinteger[Any]]
-Document = bytes | TokenIds
-"""Text, or tokens that others have made."""
+
+
+class Answers(NamedTuple):
+    """Text in parts, of which some are what a model is to learn to say."""
+
+    parts: tuple[tuple[bytes, bool], ...]
+
+    @property
+    def text(self) -> bytes:
+        """All of it."""
+        return b"".join(part for part, _ in self.parts)
+
+
+Document = bytes | Answers | TokenIds
+"""Text, text with answers in it, or tokens that others have made."""
 
 COMPRESSED = (".gz", ".zst")
 _BLOCK = 1 << 20

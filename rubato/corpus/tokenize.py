@@ -24,7 +24,7 @@ from rubato.corpus.find import Source, find_sources
 from rubato.corpus.formats import is_part_of_another, reader_for
 from rubato.corpus.identity import Identities
 from rubato.corpus.place import Place
-from rubato.corpus.records import BadRecords, Document, Reader, Stretch
+from rubato.corpus.records import Answers, BadRecords, Document, Reader, Stretch
 from rubato.corpus.token_files import beyond_vocabulary
 from rubato.durable import sync_folder, write_durably
 from rubato.spec import DataSpec
@@ -32,7 +32,7 @@ from rubato.tokenizers import Tokenizer, open_tokenizer, tokenizer_problem
 
 FORMAT = 2
 SPLITS = ("train", "held_out")
-INDEX = "index.json"
+INDEX, HASHES = "index.json", "hashes"
 HASH_BITS = 64
 """Of the hash of a document that decides whether it is held out."""
 
@@ -58,6 +58,9 @@ class Recipe:
 
     Attributes:
         threshold: documents whose hash is below it are held out.
+        answers: whether it is kept which tokens are answers.
+        hashes: whether the hashes of documents are kept.
+        left_out: a file of such hashes, ascending; documents with one of them are passed over.
         largest: bytes of a document of plain text.
     """
 
@@ -66,12 +69,36 @@ class Recipe:
     end: str | None
     vocab_size: int
     threshold: int
+    answers: bool = False
+    hashes: bool = False
+    left_out: Path | None = None
     largest: int = _LARGEST_DOCUMENT
 
     @classmethod
     def of(cls, place: Place, data: DataSpec, threshold: int) -> Recipe:
         """The recipe for a source of a spec."""
-        return cls(place, data.tokenizer, data.end_of_document, data.vocab_size, threshold)
+        return cls(place, data.tokenizer, data.end_of_document, data.vocab_size, threshold, data.answers_only)
+
+    def in_left_out(self) -> Callable[[int], bool]:
+        """Whether a document with this hash is passed over."""
+        if self.left_out is None:
+            return lambda place: False
+        hashes = np.fromfile(self.left_out, "<u8")
+
+        def found(place: int) -> bool:
+            at = int(np.searchsorted(hashes, np.uint64(place)))
+            return at < len(hashes) and int(hashes[at]) == place
+
+        return found
+
+    @property
+    def extras(self) -> list[str]:
+        """What is kept beside tokens and ends."""
+        return [*(["answers"] if self.answers else []), *(["hashes"] if self.hashes else [])]
+
+    def reader(self, source: Source, tokenizer: Tokenizer) -> Reader:
+        """What reads a file. Raises RubatoError when nothing does."""
+        return reader_for(self.place, source, tokenizer, self.vocab_size, self.largest, answers=self.answers)
 
     def open_tokenizer(self) -> Tokenizer:
         """The tokenizer. Raises RubatoError when it is none, or when it has more tokens than the model."""
@@ -91,6 +118,7 @@ class Count:
     tokens: int = 0
     lowest: int = 2**HASH_BITS
     bad: int = 0
+    left_out: int = 0
 
     def add(self, other: Count) -> None:
         """Adds what another came to."""
@@ -99,6 +127,7 @@ class Count:
         self.tokens += other.tokens
         self.lowest = min(self.lowest, other.lowest)
         self.bad += other.bad
+        self.left_out += other.left_out
 
 
 def token_type(vocab_size: int) -> np.dtype[Any]:
@@ -131,7 +160,17 @@ def entry(recipe: Recipe, cache: Path, processes: int = 0, progress: Progress = 
 def _key(recipe: Recipe, tokenizer: Tokenizer, files: Sequence[Source], cache: Path) -> str:
     spec = recipe.place.spec
     settings = [spec.builtin is not None, spec.format, spec.field, spec.token_type, spec.bad_records]
-    known = [FORMAT, settings, tokenizer.digest, tokenizer.template, recipe.vocab_size, recipe.threshold]
+    known = [
+        FORMAT,
+        settings,
+        tokenizer.digest,
+        tokenizer.template,
+        recipe.vocab_size,
+        recipe.threshold,
+        recipe.answers,
+        recipe.hashes,
+        recipe.left_out.parent.name if recipe.left_out else None,
+    ]
     digests = Identities(cache).of(recipe.place, files)
     content = [(source.name, digest) for source, digest in zip(files, digests, strict=True)]
     return hashlib.sha256(json.dumps([known, content]).encode()).hexdigest()[:32]
@@ -142,7 +181,7 @@ def planned(recipe: Recipe, files: Sequence[Source], tokenizer: Tokenizer) -> li
     parts: list[list[Item]] = []
     room = 0
     for source in files:
-        reader = reader_for(recipe.place, source, tokenizer, recipe.vocab_size, recipe.largest)
+        reader = recipe.reader(source, tokenizer)
         try:
             stretches = reader.stretches(source, _PART_BYTES)
         except OSError as error:
@@ -196,42 +235,49 @@ def write_part(
     Raises:
         RubatoError: it cannot be read, or holds what the spec does not let pass.
     """
-    tokenizer = recipe.open_tokenizer()
+    tokenizer, left_out = recipe.open_tokenizer(), recipe.in_left_out()
     kind, count, bad = token_type(recipe.vocab_size), Count(), BadRecords(recipe.place)
     with tempfile.TemporaryDirectory(prefix=f".{number}-", dir=folder) as scratch:
-        out = {split: _Out(Path(scratch), split, kind) for split in SPLITS}
+        out = {split: _Out(Path(scratch), split, kind, recipe.extras) for split in SPLITS}
         read = 0
         for batch in _batches(recipe, items, tokenizer, bad):
-            for document, tokens in zip(batch, _tokens(recipe, batch, tokenizer), strict=True):
-                content = document if isinstance(document, bytes) else document.tobytes()
+            for document, (tokens, answers) in zip(batch, _tokens(recipe, batch, tokenizer), strict=True):
+                content = _content(document)
                 place = int.from_bytes(hashlib.blake2b(content, digest_size=HASH_BITS // 8).digest())
-                held_out = place < recipe.threshold
-                out["held_out" if held_out else "train"].add(tokens)
-                count.add(Count(1, held_out, len(tokens), place))
                 read += len(content)
+                if left_out(place):
+                    count.left_out += 1
+                    continue
+                held_out = place < recipe.threshold
+                out["held_out" if held_out else "train"].add(tokens, answers, place)
+                count.add(Count(1, held_out, len(tokens), place))
             progress(read)
         count.bad = bad.count
         for split in SPLITS:
             out[split].close()
-            for suffix in ("tokens", "lengths"):
+            for suffix in out[split].suffixes:
                 (Path(scratch) / f"{split}.{suffix}").rename(folder / f"{number}.{split}.{suffix}")
     write_durably(_counted(folder, number), json.dumps({**asdict(count), "examples": bad.examples}))
 
 
 class _Out:
-    """The tokens of one split, and the length of each document."""
+    """The tokens of one split, the length of each document, and what else is to be kept."""
 
-    def __init__(self, folder: Path, split: str, kind: np.dtype[Any]) -> None:
+    def __init__(self, folder: Path, split: str, kind: np.dtype[Any], extras: Sequence[str]) -> None:
         self._kind = kind
-        self._tokens = (folder / f"{split}.tokens").open("wb")
-        self._lengths = (folder / f"{split}.lengths").open("wb")
+        self.suffixes = ["tokens", "lengths", *extras]
+        self._files = {suffix: (folder / f"{split}.{suffix}").open("wb") for suffix in self.suffixes}
 
-    def add(self, tokens: Any) -> None:
-        self._tokens.write(np.ascontiguousarray(tokens, self._kind).data)
-        self._lengths.write(len(tokens).to_bytes(8, "little"))
+    def add(self, tokens: Any, answers: Any, place: int) -> None:
+        self._files["tokens"].write(np.ascontiguousarray(tokens, self._kind).data)
+        self._files["lengths"].write(len(tokens).to_bytes(8, "little"))
+        if "answers" in self._files:
+            self._files["answers"].write(answers.data)
+        if "hashes" in self._files:
+            self._files["hashes"].write(place.to_bytes(HASH_BITS // 8, "little"))
 
     def close(self) -> None:
-        for file in (self._tokens, self._lengths):
+        for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
             file.close()
@@ -243,7 +289,7 @@ def _batches(recipe: Recipe, items: list[Item], tokenizer: Tokenizer, bad: BadRe
     room = _BATCH_BYTES
     for document in _documents(recipe, items, tokenizer, bad):
         batch.append(document)
-        room -= len(document)
+        room -= len(_content(document))
         if room <= 0 or len(batch) == _BATCH_DOCUMENTS:
             yield batch
             batch, room = [], _BATCH_BYTES
@@ -253,24 +299,40 @@ def _batches(recipe: Recipe, items: list[Item], tokenizer: Tokenizer, bad: BadRe
 
 def _documents(recipe: Recipe, items: list[Item], tokenizer: Tokenizer, bad: BadRecords) -> Iterator[Document]:
     for source, stretch in items:
-        reader: Reader = reader_for(recipe.place, source, tokenizer, recipe.vocab_size, recipe.largest)
+        reader: Reader = recipe.reader(source, tokenizer)
         try:
             yield from reader.documents(source, stretch, bad)
         except OSError as error:
             raise recipe.place.unreadable(source.location, error) from error
 
 
-def _tokens(recipe: Recipe, batch: list[Document], tokenizer: Tokenizer) -> Iterator[Any]:
-    """The tokens of each document; those of a text end with the token for that."""
-    encoded = iter(tokenizer.encode([document for document in batch if isinstance(document, bytes)]))
+def _content(document: Document) -> bytes:
+    """The bytes by whose hash a document is held out, or not."""
+    if isinstance(document, Answers):
+        return document.text
+    return document if isinstance(document, bytes) else document.tobytes()
+
+
+def _parts(document: Document) -> tuple[tuple[bytes, bool], ...]:
+    """The texts of a document that are tokenized on their own; none where it is tokens."""
+    if isinstance(document, Answers):
+        return document.parts
+    return ((document, False),) if isinstance(document, bytes) else ()
+
+
+def _tokens(recipe: Recipe, batch: list[Document], tokenizer: Tokenizer) -> Iterator[tuple[Any, Any]]:
+    """The tokens of each document, and which of them are answers; those of a text end with the token for that."""
+    encoded = iter(tokenizer.encode([text for document in batch for text, _ in _parts(document)]))
     for document in batch:
-        if isinstance(document, bytes):
-            tokens = np.append(next(encoded), np.uint32(tokenizer.end))
-            if len(tokens) and int(tokens.max()) >= recipe.vocab_size:
-                raise beyond_vocabulary(recipe.place, f"token {int(tokens.max())}", recipe.vocab_size)
-            yield tokens
-        else:
-            yield document
+        if not _parts(document):
+            yield document, None
+            continue
+        pieces = [(next(encoded), answer) for _, answer in _parts(document)]
+        tokens = np.append(np.concatenate([each for each, _ in pieces]), np.uint32(tokenizer.end))
+        answers = np.concatenate([np.full(len(each), answer, np.uint8) for each, answer in [*pieces, ([0], False)]])
+        if int(tokens.max()) >= recipe.vocab_size:
+            raise beyond_vocabulary(recipe.place, f"token {int(tokens.max())}", recipe.vocab_size)
+        yield tokens, answers
 
 
 def _counted(folder: Path, number: int) -> Path:
@@ -288,8 +350,13 @@ def _merge(recipe: Recipe, parts: int, folder: Path, final: Path) -> None:
     try:
         digest = hashlib.sha256()
         for split in SPLITS:
-            digest.update(_join_tokens(folder, parts, split, building))
+            digest.update(_join(folder, parts, f"{split}.tokens", building))
+            for extra in recipe.extras:
+                digest.update(_join(folder, parts, f"{split}.{extra}", building))
             digest.update(_join_ends(folder, parts, split, building))
+        if recipe.hashes:
+            hashes = np.concatenate([np.fromfile(building / f"{split}.hashes", "<u8") for split in SPLITS])
+            np.unique(hashes).tofile(building / HASHES)
         index = {**asdict(count), "examples": examples[:8], "digest": digest.hexdigest()}
         index |= {"format": FORMAT, "type": token_type(recipe.vocab_size).str, "vocab_size": recipe.vocab_size}
         write_durably(building / INDEX, json.dumps(index))
@@ -304,11 +371,11 @@ def _merge(recipe: Recipe, parts: int, folder: Path, final: Path) -> None:
         shutil.rmtree(building, ignore_errors=True)  # gone already when it was renamed
 
 
-def _join_tokens(folder: Path, parts: int, split: str, into: Path) -> bytes:
+def _join(folder: Path, parts: int, name: str, into: Path) -> bytes:
     digest = hashlib.sha256()
-    with (into / f"{split}.tokens").open("wb") as joined:
+    with (into / name).open("wb") as joined:
         for number in range(parts):
-            with (folder / f"{number}.{split}.tokens").open("rb") as part:
+            with (folder / f"{number}.{name}").open("rb") as part:
                 while block := part.read(1 << 20):
                     digest.update(block)
                     joined.write(block)

@@ -87,9 +87,13 @@ class CorpusSpec(SourceSpec):
 
 
 class ValidationSpec(Section):
-    """Held-out loss: a share of the documents of the training corpus, never trained on."""
+    """Held-out loss: a share of the documents of the training corpus, or a source of its own, never trained on."""
 
-    fraction: Fraction = Field(0.02, description="share of documents held out")
+    fraction: Fraction = Field(0.02, description="share of documents held out, where there is no source")
+    source: SourceSpec | None = Field(
+        None,
+        description="what to evaluate on instead; its documents are left out of the training corpus",
+    )
     every: NonNegativeInt = Field(0, description="steps between evaluations; 0: never")
     batches: PositiveInt = Field(1, description="global batches an evaluation reads")
     ema: bool = Field(False, description="evaluate the moving average of the weights (optimizer.ema)")
@@ -119,6 +123,10 @@ class DataSpec(Section):
         description="stream: documents follow one another without gaps; padded: a window holds one document or a piece "
         "of it, the rest of it does not count",
     )
+    document_mask: bool = Field(False, description="attention does not look from one document of a window into another")
+    answers_only: bool = Field(
+        False, description="the loss counts what the assistant says in chats, and nothing else; for fine-tuning"
+    )
     cache: str | None = Field(
         None,
         description="folder for tokens, shared by all runs that see it; left out: that of the run, for it alone",
@@ -143,6 +151,13 @@ class DataSpec(Section):
                 [FieldProblem(each.field.removeprefix("data."), each.cause, each.fix) for each in error.problems]
             ) from error
         return {**given, "vocab_size": size}
+
+    @model_validator(mode="after")
+    def _check_mask(self) -> Self:
+        if self.document_mask and self.tokenizer == NONE:
+            cause = "tokenizer none does not say where a document ends"
+            raise refuse([FieldProblem("document_mask", cause, "name the tokenizer that made the tokens")])
+        return self
 
     @model_validator(mode="after")
     def _check_bytes(self) -> Self:

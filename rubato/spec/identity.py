@@ -36,7 +36,7 @@ def _curve_of(spec: JobSpec) -> dict[str, Any]:
     del curve["model"]["preset"]  # its sizes are there in full
     del curve["train"]["compile"]
     del curve["data"]["cache"]
-    curve["data"]["validation"] = {"fraction": spec.data.validation.fraction}  # decides what is trained on
+    curve["data"]["validation"] = spec.data.validation.model_dump(include={"fraction", "source"})  # what is trained on
     if spec.communication.compression.name != "none":
         curve["communication"] = {"compression": spec.communication.compression.model_dump(mode="json")}
     if spec.optimizer.schedule.name == "constant":

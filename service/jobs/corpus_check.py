@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 import structlog
 
-from rubato.corpus import Place, corpus_path, fixed_part, is_remote, places, sources
+from rubato.corpus import Place, corpus_path, fixed_part, is_remote, sources
 from rubato.problems import RubatoError, SpecError
-from rubato.spec import CorpusSpec
 
 log = structlog.get_logger(__name__)
 
@@ -27,7 +26,7 @@ class _TooLongError(Exception):
     """The search is given up."""
 
 
-async def check_corpus(corpus: CorpusSpec, ray_dashboard: str, patience_s: float = PATIENCE_S) -> None:
+async def check_corpus(corpus: Sequence[Place], ray_dashboard: str, patience_s: float = PATIENCE_S) -> None:
     """Refuses a corpus that can be seen from here to be empty or unreadable.
 
     The workers may run where the control plane cannot look. So what is missing here is an error only when it ought to
@@ -43,18 +42,18 @@ async def check_corpus(corpus: CorpusSpec, ray_dashboard: str, patience_s: float
         async with asyncio.timeout(patience_s):
             await looking
     except (TimeoutError, _TooLongError):
-        log.info("corpus.not_checked", sources=[source.path for source in corpus.sources], seconds=patience_s)
+        log.info("corpus.not_checked", sources=[place.spec.path for place in corpus], seconds=patience_s)
     except RubatoError as error:
         raise SpecError(error.problems) from error
 
 
-def _look(corpus: CorpusSpec, ray_dashboard: str, until: float) -> None:
+def _look(corpus: Sequence[Place], ray_dashboard: str, until: float) -> None:
     def in_time() -> None:
         if time.monotonic() > until:
             raise _TooLongError
 
     here = urlsplit(ray_dashboard).hostname in ("127.0.0.1", "localhost", "::1")
-    for place in places(corpus):
+    for place in corpus:
         if place.spec.path is not None:
             _look_at(place, place.spec.path, in_time, here=here)
 

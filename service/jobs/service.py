@@ -13,6 +13,7 @@ import structlog
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from rubato.corpus import all_places
 from rubato.layout import nearest_sizes
 from rubato.problems import FieldProblem, RubatoError
 from rubato.resources import Job, Metric, Operation, OperationState, Page, ProfileRequest, Restarts, ScaleRequest
@@ -69,7 +70,7 @@ class JobService:
         digest = hashlib.sha256(json.dumps(as_given(spec)).encode()).hexdigest()
         if idempotency_key is not None and (earlier := await self._replay(idempotency_key, digest)):
             return earlier, True
-        await check_corpus(spec.data.train, self._settings.ray_dashboard)
+        await check_corpus(all_places(spec.data), self._settings.ray_dashboard)
         spec = await self._plans.prepare(spec)
         job_id = f"job-{secrets.token_hex(5)}"
         run_dir = await asyncio.to_thread(run_directory.make, self._settings.runs, job_id, spec, self._owner)

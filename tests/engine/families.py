@@ -53,18 +53,19 @@ def save(kind: str, folder: Path, dtype: torch.dtype = torch.float32, file_size:
 
 def logits(folder: Path, tokens_BS: Tensor) -> Tensor:
     """What transformers makes of tokens, in fp32."""
-    return _loaded(folder)(tokens_BS).logits
+    return loaded(folder)(tokens_BS).logits
 
 
 def loss_and_norm(folder: Path, tokens_BS: Tensor, targets_BS: Tensor) -> tuple[float, float]:
     """The mean loss of a batch, and the norm of its gradients."""
-    model = _loaded(folder)
+    model = loaded(folder)
     loss = torch.nn.functional.cross_entropy(model(tokens_BS).logits.flatten(0, 1), targets_BS.flatten())
     loss.backward()
     return float(loss), float(torch.nn.utils.get_total_norm([each.grad for each in model.parameters()]))
 
 
-def _loaded(folder: Path) -> Any:
+def loaded(folder: Path) -> Any:
+    """The model of a folder, in fp32."""
     return transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     ).eval()

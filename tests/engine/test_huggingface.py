@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from rubato.cli import app
 from rubato.layout import Layout
 from rubato.problems import RubatoError, SpecError
 from rubato.spec import JobSpec
@@ -97,50 +100,57 @@ def test_losses_and_gradients_are_those_of_transformers_at_any_layout(
         assert norm == pytest.approx(expected[kind][1], rel=1e-4), kind
 
 
-def trained(kind: str, folders: Path, corpus: Path, run: Path, steps: int, **optimizer: Any) -> None:
-    """A run at a layout of several workers, which saves where it ends."""
-    layout = LAYOUTS[kind]
-    spec = spec_of(folders / kind, corpus, layout, train={"steps": steps}, optimizer=optimizer)
-    RunDirectory.create(run).adopt(spec)
+def trained(kinds: Sequence[str], folders: Path, corpus: Path, runs: Path, steps: int, **optimizer: Any) -> None:
+    """Runs at layouts of several workers, which save where they end."""
+    constant = {"schedule": {"name": "constant", "warmup": 0}}
+    specs = {
+        kind: spec_of(folders / kind, corpus, LAYOUTS[kind], train={"steps": steps}, optimizer=constant | optimizer)
+        for kind in kinds
+    }
+    for kind, spec in specs.items():
+        RunDirectory.create(runs / kind).adopt(spec)
 
     def work(rank: int, store: Any) -> None:
-        train_at(layout, spec, run, rank, store, f"{kind}-{steps}", torch.float32)
+        for kind, spec in specs.items():
+            train_at(LAYOUTS[kind], spec, runs / kind, rank, store, kind, torch.float32)
 
-    run_ranks(4, work)
+    run_ranks(4, work, seconds=280)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kinds", [("gpt2",), pytest.param(KINDS, marks=pytest.mark.long)], ids=len)
 def test_what_was_trained_is_exported_and_computes_the_same(
-    kind: str, folders: Path, corpus: Path, tmp_path: Path
+    kinds: Sequence[str], folders: Path, corpus: Path, tmp_path: Path
 ) -> None:
-    run = tmp_path / "run"
-    trained(kind, folders, corpus, run, 20)
+    trained(kinds, folders, corpus, tmp_path, 20)
 
-    def difference() -> tuple[float, float]:
-        export(RunDirectory(run), tmp_path / "out", file_bytes=12_000)
-        again = spec_of(tmp_path / "out", corpus)  # what was written is read back as a model to begin with
-        model = whole_model(again)
-        fill_pretrained(again.model, dict(model.named_parameters()))
-        tokens_BS = torch.randint(0, 256, (3, 16), generator=torch.Generator().manual_seed(1))
-        theirs = families.logits(tmp_path / "out", tokens_BS)
-        before = families.logits(folders / kind, tokens_BS)
-        with torch.no_grad():
-            return float((model(tokens_BS) - theirs).abs().max()), float((before - theirs).abs().max())
+    def differences() -> dict[str, tuple[float, float]]:
+        found = {}
+        for kind in kinds:
+            out = tmp_path / f"{kind}-out"
+            export(RunDirectory(tmp_path / kind), out, file_bytes=12_000)
+            again = spec_of(out, corpus)  # what was written is read back as a model to begin with
+            model = whole_model(again)
+            fill_pretrained(again.model, dict(model.named_parameters()))
+            tokens_BS = torch.randint(0, 256, (3, 16), generator=torch.Generator().manual_seed(1))
+            theirs, before = families.logits(out, tokens_BS), families.logits(folders / kind, tokens_BS)
+            with torch.no_grad():
+                found[kind] = float((model(tokens_BS) - theirs).abs().max()), float((before - theirs).abs().max())
+        return found
 
-    same, moved = in_one_process(difference)
-    assert same < 1e-4
-    assert moved > 1e-2  # it was trained
-    assert len([*(tmp_path / "out").glob("model-*.safetensors")]) > 1
-    written = read(tmp_path / "out")
-    assert {name: tensor.shape for name, tensor in written.items()} == {
-        name: tensor.shape for name, tensor in read(folders / kind).items()
-    }
+    for kind, (same, moved) in in_one_process(differences).items():
+        assert same < 1e-4, kind
+        assert moved > 1e-2, kind  # it was trained
+        assert len([*(tmp_path / f"{kind}-out").glob("model-*.safetensors")]) > 1
+        written, before = read(tmp_path / f"{kind}-out"), read(folders / kind)
+        assert {name: tensor.shape for name, tensor in written.items()} == {
+            name: tensor.shape for name, tensor in before.items()
+        }
 
 
 def test_in_and_out_again_changes_no_bit(folders: Path, corpus: Path, tmp_path: Path) -> None:
     """A run of one step that does not move."""
+    trained(KINDS, folders, corpus, tmp_path, 1, lr=1e-30, weight_decay=0.0)
     for kind in KINDS:
-        trained(kind, folders, corpus, tmp_path / kind, 1, lr=1e-30, weight_decay=0.0)
         export(RunDirectory(tmp_path / kind), tmp_path / f"{kind}-out")
         before, after = read(folders / kind), read(tmp_path / f"{kind}-out")
         assert before.keys() == after.keys(), kind
@@ -150,8 +160,8 @@ def test_in_and_out_again_changes_no_bit(folders: Path, corpus: Path, tmp_path: 
 
 def test_bf16_comes_back_as_it_was(corpus: Path, tmp_path: Path) -> None:
     in_one_process(lambda: families.save("qwen2", tmp_path / "qwen2", torch.bfloat16))
-    trained("qwen2", tmp_path, corpus, tmp_path / "run", 1, lr=1e-30, weight_decay=0.0)
-    export(RunDirectory(tmp_path / "run"), tmp_path / "out")
+    trained(["qwen2"], tmp_path, corpus, tmp_path / "run", 1, lr=1e-30, weight_decay=0.0)
+    export(RunDirectory(tmp_path / "run" / "qwen2"), tmp_path / "out")
     before, after = read(tmp_path / "qwen2"), read(tmp_path / "out")
     assert {tensor.dtype for tensor in after.values()} == {torch.bfloat16}
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
@@ -199,8 +209,9 @@ def test_a_model_that_cannot_be_computed_is_refused(
 
 
 def test_sizes_beside_a_folder_are_refused(folders: Path, corpus: Path) -> None:
+    model = {**dict.fromkeys(TINY), "from": str(folders / "gpt2"), "layers": 2}
     with pytest.raises(SpecError, match="has its own") as caught:
-        tiny_spec(corpus, model={"from": str(folders / "gpt2")}, data={"tokenizer": "bytes"})
+        tiny_spec(corpus, model=model, data={"tokenizer": "bytes"})
     assert "model.layers" in {problem.field for problem in caught.value.problems}
 
 
@@ -216,3 +227,32 @@ def test_an_export_without_a_checkpoint_or_over_another_is_refused(corpus: Path,
     run.adopt(tiny_spec(corpus))
     with pytest.raises(RubatoError, match="there is no checkpoint"):
         export(run, tmp_path / "out")
+
+
+def test_the_command_line_exports_a_job(corpus: Path, folders: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    trained(["qwen3"], folders, corpus, tmp_path, 1)
+
+    class Plane:
+        """A control plane that knows one job."""
+
+        def __init__(self, url: str | None = None) -> None:
+            pass
+
+        def __enter__(self) -> Plane:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def job(self, name: str) -> Any:
+            return SimpleNamespace(run_dir=str(tmp_path / name))
+
+    monkeypatch.setattr("rubato.cli.export.Client", Plane)
+    command = ["export", "qwen3", "--into", str(tmp_path / "out"), "--step", "1", "--dtype", "bfloat16", "--json"]
+    assert app.run(command) == 0
+    written = json.loads(capsys.readouterr().out)
+    assert (written["step"], written["dtype"], written["path"]) == (1, "bfloat16", str(tmp_path / "out"))
+    assert {tensor.dtype for tensor in read(tmp_path / "out").values()} == {torch.bfloat16}
+    assert app.run(command) == 2  # it is there already
+    assert app.run(["export", "elsewhere", "--into", str(tmp_path / "new")]) == 2
+    assert "cannot be seen from this machine" in capsys.readouterr().err

@@ -215,7 +215,7 @@ class Worker:
         asked = float(self.membership.boundary_requested())
         *squares, loss_sum, asked = self.mesh.sum([*squares, loss_here, asked])
         squares = self.exchange.totals(squares)
-        tokens = float(sums[1])
+        tokens = max(1.0, float(sums[1]))  # no answer may be in a whole batch, and then none counts
         weight = self.nominal_tokens / tokens
         norms = self.norms.by_group(squares, weight / self.state.scale.value)
         found = {

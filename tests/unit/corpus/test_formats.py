@@ -223,3 +223,39 @@ def test_a_source_of_a_blend_is_named_by_its_place(make_spec, tmp_path: Path) ->
     with pytest.raises(RubatoError) as caught:
         open_corpus(make_spec(data={"train": train}), tmp_path / "cache")
     assert caught.value.problems[0].field == "data.train.blend.1.path"
+
+
+def test_a_validation_source_is_held_out_of_everything(make_spec, tmp_path: Path) -> None:
+    """Of a blend, and whatever else is in the training corpus; only texts that are the very same."""
+    apart = corpora.jsonl(tmp_path / "apart.jsonl", [*DOCUMENTS[:40], "only here"])
+    train = [
+        {"path": str(corpora.jsonl(tmp_path / "a.jsonl"))},
+        {"path": str(corpora.parquet(tmp_path / "b.parquet", DOCUMENTS[20:60]))},
+    ]
+    data = {"train": train, "validation": {"source": {"path": str(apart)}, "every": 5}}
+    corpus = open_corpus(make_spec(data=data), tmp_path / "cache")
+    texts = [bytes(source.train.tokens).decode().split("\0")[:-1] for source in corpus.sources]
+    assert texts == [DOCUMENTS[40:], DOCUMENTS[40:60]]
+    (evaluated,) = corpus.evaluated
+    assert bytes(evaluated.held_out.tokens).decode().split("\0")[:-1] == [*DOCUMENTS[:40], "only here"]
+    again = open_corpus(make_spec(data=data), tmp_path / "cache")
+    assert again.digest == corpus.digest
+    assert again.validation is not None
+    data["validation"]["source"]["path"] = str(tmp_path / "gone.jsonl")
+    with pytest.raises(RubatoError) as caught:
+        open_corpus(make_spec(data=data), tmp_path / "cache")
+    assert caught.value.problems[0].field == "data.validation.source.path"
+
+
+def test_processes_share_the_parts(make_spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenize, "_PART_BYTES", 3000)
+    told: list[tuple[int, int]] = []
+    path = corpora.jsonl(tmp_path / "a.jsonl")
+    data = {"train": {"path": str(path)}, "validation": {"fraction": 0.0}}
+    corpus = open_corpus(
+        make_spec(data=data), tmp_path / "cache", processes=2, progress=lambda *each: told.append(each)
+    )
+    assert bytes(corpus.sources[0].train.tokens) == EXPECTED
+    assert told[0] == (0, path.stat().st_size)
+    assert told[-1] == (path.stat().st_size, path.stat().st_size)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)

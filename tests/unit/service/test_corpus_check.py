@@ -30,15 +30,15 @@ def test_the_search_stops_at_the_first_file(tmp_path: Path) -> None:
 async def test_what_cannot_be_told_in_time_is_left_to_the_workers(tmp_path: Path) -> None:
     tree(tmp_path)
     corpus = CorpusSpec(path=f"{tmp_path}/**/none.txt")
-    await check_corpus(corpus, ELSEWHERE, patience_s=0.0)
+    await check_corpus([Place(corpus)], ELSEWHERE, patience_s=0.0)
     with pytest.raises(SpecError, match="no file matches"):
-        await check_corpus(corpus, ELSEWHERE, patience_s=60.0)
+        await check_corpus([Place(corpus)], ELSEWHERE, patience_s=60.0)
 
 
 async def test_a_file_whose_name_looks_like_a_glob_is_a_file(tmp_path: Path) -> None:
     path = tmp_path / "a[1].txt"
     path.write_text("text")
-    await check_corpus(CorpusSpec(path=str(path)), ELSEWHERE)
+    await check_corpus([Place(CorpusSpec(path=str(path)))], ELSEWHERE)
     assert [Path(source.location) for source in find_sources(Place(CorpusSpec(path=str(path))))] == [path]
 
 

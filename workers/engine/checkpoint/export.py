@@ -14,19 +14,19 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load as load_state
 
-from rubato.checkpoints import StoredCheckpoint, list_checkpoints
+from rubato.checkpoints import StoredCheckpoint
 from rubato.durable import sync_folder, write_durably
 from rubato.pretrained.hub import FORMATS, hub_config, write_tokenizer
 from rubato.pretrained.weights import INDEX, SINGLE
 from rubato.problems import RubatoError
 from rubato.spec import JobSpec
+from workers.engine.checkpoint.whole import MODEL, chosen_checkpoint, load_weights
 from workers.engine.models.huggingface import Origin, origin
 from workers.engine.run import RunDirectory
 
 _FILE_BYTES = 2 << 30
-_PREFIX = "model."
+_PREFIX = f"{MODEL}."
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def export(
             already or cannot be written.
     """
     spec = run.read_spec()
-    stored = _chosen(run, step)
+    stored = chosen_checkpoint(run, step)
     config = hub_config(spec, dtype)
     chosen = str(config["dtype"])
     files = _planned(_parameters(stored, spec), torch.finfo(getattr(torch, chosen)).bits // 8, file_bytes)
@@ -104,26 +104,6 @@ def export(
     finally:
         shutil.rmtree(building, ignore_errors=True)  # gone already when it was renamed
     return Exported(into, stored.step, sum(len(group) for group in files), written, chosen)
-
-
-def _chosen(run: RunDirectory, step: int | None) -> StoredCheckpoint:
-    there = list_checkpoints(run.checkpoints)
-    found = next((each for each in reversed(there) if step is None or each.step == step), None)
-    if found is None:
-        raise RubatoError(
-            f"there is no checkpoint{f' of step {step}' if step is not None else ''} in {run.checkpoints}",
-            fix=f"use one of {[each.step for each in there]}" if there else "wait for the first one",
-            code="checkpoint_missing",
-            status=404,
-        )
-    damage = found.damage()
-    if damage:
-        raise RubatoError(
-            f"checkpoint {found.path} is damaged: {'; '.join(damage)}",
-            fix=f"use another one of {[each.step for each in there]}",
-            code="checkpoint_damaged",
-        )
-    return found
 
 
 def _parameters(stored: StoredCheckpoint, spec: JobSpec) -> Iterator[Parameter]:
@@ -162,11 +142,11 @@ def _planned(parameters: Iterator[Parameter], itemsize: int, file_bytes: int) ->
 
 
 def _tensors(stored: StoredCheckpoint, group: list[Parameter], dtype: torch.dtype) -> dict[str, Tensor]:
-    state = {_PREFIX.rstrip("."): {each.name: torch.empty(each.shape) for each in group}}
-    load_state(state, storage_reader=FileSystemReader(stored.path), no_dist=True)
+    weights = {each.name: torch.empty(each.shape) for each in group}
+    load_weights(stored, weights)
     tensors: dict[str, Tensor] = {}
     for each in group:
-        value = state[_PREFIX.rstrip(".")][each.name].to(dtype)
+        value = weights[each.name].to(dtype)
         if each.origin.third is None:
             tensors[each.origin.name] = each.origin.turned(value).contiguous()
             continue

@@ -136,7 +136,7 @@ class CheckpointStore:
                 status=404,
             )
         try:
-            with _quiet():
+            with quiet():
                 load_state(
                     state,
                     storage_reader=FileSystemReader(path),
@@ -325,7 +325,7 @@ def _unsaved(final: Path, cause: str) -> RubatoError:
     )
 
 
-class _quiet(warnings.catch_warnings):  # noqa: N801 (a context manager)
+class quiet(warnings.catch_warnings):  # noqa: N801 (a context manager)
     """Hides the warning that a process without a group saves alone: here that is meant."""
 
     def __enter__(self) -> None:

@@ -38,7 +38,7 @@ class Sampler:
         ]
         self._held_out = [
             windows_of(spec.data, source.held_out, None, folder_of(corpus.folder, source, "held_out"))
-            for source in corpus.sources
+            for source in corpus.evaluated
         ]
 
     @property

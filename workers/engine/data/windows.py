@@ -23,7 +23,7 @@ NOT_COUNTED = -100
 """A target that is no token: it adds neither to the loss nor to the count of tokens."""
 
 _STRIDE = 64  # documents a sum
-_AT_ONCE = 1 << 20
+_AT_ONCE = 1 << 18
 _DOCUMENT_EPOCH = 2**64 - 2
 """Documents have one order for a run: windows are cut of it once, and visited in another order in each epoch."""
 
@@ -59,13 +59,18 @@ class PlainStream:
     """Documents without gaps between them, in the order of the corpus."""
 
     def __init__(self, stream: Stream, length: int) -> None:
-        self._tokens, self._length = stream.tokens, length
+        self._stream, self._length = stream, length
         self.count = max(0, len(stream.tokens) - 1) // length
 
     def read(self, numbers: Places) -> tuple[Ids, Ids]:
-        starts = numbers.astype(np.int64) * self._length
-        taken = self._tokens[starts[:, None] + np.arange(self._length + 1)].astype(np.int64)
-        return taken[:, :-1], taken[:, 1:]
+        taken = np.empty((len(numbers), self._length + 1), np.int64)
+        answers = None if self._stream.answers is None else np.empty(taken.shape, np.uint8)
+        for row, number in enumerate(numbers.tolist()):
+            there = slice(number * self._length, (number + 1) * self._length + 1)
+            taken[row] = self._stream.tokens[there]
+            if answers is not None and self._stream.answers is not None:
+                answers[row] = self._stream.answers[there]
+        return taken[:, :-1], counted(taken[:, 1:], answers)
 
 
 class ShuffledDocuments:
@@ -79,11 +84,12 @@ class ShuffledDocuments:
 
     def read(self, numbers: Places) -> tuple[Ids, Ids]:
         taken = np.empty((len(numbers), self._length + 1), np.int64)
-        for row, number in zip(taken, numbers.tolist(), strict=True):
-            self._fill(row, number * self._length)
-        return taken[:, :-1], taken[:, 1:]
+        answers = None if self._stream.answers is None else np.empty(taken.shape, np.uint8)
+        for row, number in enumerate(numbers.tolist()):
+            self._fill(taken[row], None if answers is None else answers[row], number * self._length)
+        return taken[:, :-1], counted(taken[:, 1:], answers)
 
-    def _fill(self, row: Ids, start: int) -> None:
+    def _fill(self, row: Ids, answers: NDArray[np.uint8] | None, start: int) -> None:
         block = int(np.searchsorted(self._sums, start, "right")) - 1
         at, filled = int(self._sums[block]), 0
         while filled < len(row):
@@ -93,7 +99,10 @@ class ShuffledDocuments:
                 skipped = max(0, start + filled - at)
                 if skipped < size:
                     taken = min(size - skipped, len(row) - filled)
-                    row[filled : filled + taken] = self._stream.tokens[begin + skipped : begin + skipped + taken]
+                    there = slice(begin + skipped, begin + skipped + taken)
+                    row[filled : filled + taken] = self._stream.tokens[there]
+                    if answers is not None and self._stream.answers is not None:
+                        answers[filled : filled + taken] = self._stream.answers[there]
                     filled += taken
                     if filled == len(row):
                         return
@@ -120,9 +129,11 @@ class PaddedDocuments:
         for row, number in enumerate(numbers.tolist()):
             begin, size, piece = self._find(number)
             first = piece * self._length
-            taken = self._stream.tokens[begin + first : begin + min(size, first + self._length + 1)]
+            there = slice(begin + first, begin + min(size, first + self._length + 1))
+            taken = self._stream.tokens[there].astype(np.int64)
+            answers = None if self._stream.answers is None else self._stream.answers[there]
             tokens[row, : len(taken) - 1] = taken[:-1]
-            targets[row, : len(taken) - 1] = taken[1:]
+            targets[row, : len(taken) - 1] = counted(taken[1:], answers)
         return tokens, targets
 
     def _find(self, number: int) -> tuple[int, int, int]:
@@ -137,6 +148,11 @@ class PaddedDocuments:
 
     def _pieces(self, sizes: Ids) -> Ids:
         return -(-np.maximum(sizes - 1, 0) // self._length)
+
+
+def counted(targets: Ids, answers: NDArray[np.uint8] | None) -> Ids:
+    """Targets without those that are to be read only. ``answers`` is one token longer, as it begins before them."""
+    return targets if answers is None else np.where(answers[..., 1:] != 0, targets, NOT_COUNTED)
 
 
 def spans(stream: Stream, documents: Places) -> tuple[Ids, Ids]:
@@ -174,4 +190,4 @@ def folder_of(corpus_folder: Path | None, source: TokenSource, split: str) -> Pa
 
 
 def _mapped(path: Path) -> NDArray[Any]:
-    return np.memmap(path, "<u8", mode="r")
+    return np.asarray(np.memmap(path, "<u8", mode="r"))

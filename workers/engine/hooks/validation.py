@@ -44,4 +44,4 @@ class Validation:
         # Only the last stage has losses, and each of its tensor ranks has the same.
         (loss,) = self._mesh.sum([float(sums[0]) if self._mesh.tensor.index == 0 else 0.0])
         if session.record is not None:
-            session.record.validation_loss = loss * self._nominal / float(sums[1])
+            session.record.validation_loss = loss * self._nominal / max(1.0, float(sums[1]))

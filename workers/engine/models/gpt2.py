@@ -70,12 +70,14 @@ class Attention(nn.Module):
         self.wv = nn.Linear(config.hidden_size, config.hidden_size)
         self.wo = nn.Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, hidden_BSD: Tensor) -> Tensor:
+    def forward(self, hidden_BSD: Tensor, mask_B1SS: Tensor | None = None) -> Tensor:
         query_BHSE, key_BHSE, value_BHSE = (
             weights(hidden_BSD).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
             for weights in (self.wq, self.wk, self.wv)
         )
-        mixed_BHSE = functional.scaled_dot_product_attention(query_BHSE, key_BHSE, value_BHSE, is_causal=True)
+        mixed_BHSE = functional.scaled_dot_product_attention(
+            query_BHSE, key_BHSE, value_BHSE, attn_mask=mask_B1SS, is_causal=mask_B1SS is None
+        )
         return self.wo(mixed_BHSE.transpose(1, 2).flatten(2))
 
 
@@ -101,8 +103,9 @@ class Block(nn.Module):
         self.ffn_norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
         self.feed_forward = FeedForward(config)
 
-    def forward(self, hidden_BSD: Tensor) -> Tensor:
-        hidden_BSD = hidden_BSD + self.attention(self.attention_norm(hidden_BSD))
+    def forward(self, hidden_BSD: Tensor, mask_B1SS: Tensor | None = None) -> Tensor:
+        masked = llama.attention_mask(mask_B1SS)
+        hidden_BSD = hidden_BSD + self.attention(self.attention_norm(hidden_BSD), **masked)
         return hidden_BSD + self.feed_forward(self.ffn_norm(hidden_BSD))
 
 
@@ -136,13 +139,14 @@ class GPT2(nn.Module):
         if self.config.tie_embeddings and self.tok_embeddings is not None and self.output is not None:
             self.output.weight = self.tok_embeddings.weight
 
-    def forward(self, tokens_BS_or_hidden_BSD: Tensor) -> Tensor:
+    def forward(self, tokens_BS_or_hidden_BSD: Tensor, documents_BS: Tensor | None = None) -> Tensor:
         hidden_BSD = tokens_BS_or_hidden_BSD
+        masked = llama.attention_mask(None if documents_BS is None else llama.within_documents(documents_BS))
         if self.tok_embeddings is not None and self.positions is not None:
             places_1S = torch.arange(hidden_BSD.shape[1], device=hidden_BSD.device)[None]
             hidden_BSD = self.tok_embeddings(hidden_BSD) + self.positions(places_1S)
         for layer in self.layers.values():
-            hidden_BSD = layer(hidden_BSD)
+            hidden_BSD = layer(hidden_BSD, **masked)
         return hidden_BSD if self.output is None or self.headless else self.head(hidden_BSD)
 
     def head(self, hidden_BSD: Tensor) -> Tensor:

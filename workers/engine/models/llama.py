@@ -83,6 +83,18 @@ def rotate(heads_BSHE: Tensor, cos_SE: Tensor, sin_SE: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(heads_BSHE.dtype)
 
 
+def within_documents(documents_BS: Tensor) -> Tensor:
+    """Who may look at whom, (B, 1, S, S): back, and within one document, by the number of each position's."""
+    length = documents_BS.shape[1]
+    same_BSS = documents_BS[:, :, None] == documents_BS[:, None, :]
+    return (same_BSS & torch.ones(length, length, dtype=torch.bool, device=documents_BS.device).tril())[:, None]
+
+
+def attention_mask(mask_B1SS: Tensor | None) -> dict[str, Tensor]:
+    """A mask as an argument by name, which plans for a tensor axis pass on as it is; none where there is no mask."""
+    return {} if mask_B1SS is None else {"mask_B1SS": mask_B1SS}
+
+
 class Attention(nn.Module):
     """Causal self-attention. Counts heads from the width of its weights, so it runs on a share of them too."""
 
@@ -94,14 +106,15 @@ class Attention(nn.Module):
         self.wv = nn.Linear(config.hidden_size, config.kv_heads * self.head_size, bias=qkv_bias)
         self.wo = nn.Linear(config.heads * self.head_size, config.hidden_size, bias=False)
 
-    def forward(self, hidden_BSD: Tensor, cos_SE: Tensor, sin_SE: Tensor) -> Tensor:
+    def forward(self, hidden_BSD: Tensor, cos_SE: Tensor, sin_SE: Tensor, mask_B1SS: Tensor | None = None) -> Tensor:
         query, key, value = self.project(hidden_BSD)
         query, key = rotate(query, cos_SE, sin_SE), rotate(key, cos_SE, sin_SE)
         mixed_BHSE = functional.scaled_dot_product_attention(
             query.transpose(1, 2),
             key.transpose(1, 2),
             value.transpose(1, 2),
-            is_causal=True,
+            attn_mask=mask_B1SS,
+            is_causal=mask_B1SS is None,
             enable_gqa=query.shape[2] != key.shape[2],
         )
         return self.wo(mixed_BHSE.transpose(1, 2).flatten(2))
@@ -137,8 +150,10 @@ class Block(nn.Module):
         self.ffn_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.feed_forward = FeedForward(config)
 
-    def forward(self, hidden_BSD: Tensor, cos_SE: Tensor, sin_SE: Tensor) -> Tensor:
-        hidden_BSD = hidden_BSD + self.attention(self.attention_norm(hidden_BSD), cos_SE, sin_SE)
+    def forward(self, hidden_BSD: Tensor, cos_SE: Tensor, sin_SE: Tensor, mask_B1SS: Tensor | None = None) -> Tensor:
+        hidden_BSD = hidden_BSD + self.attention(
+            self.attention_norm(hidden_BSD), cos_SE, sin_SE, **attention_mask(mask_B1SS)
+        )
         return hidden_BSD + self.feed_forward(self.ffn_norm(hidden_BSD))
 
 
@@ -146,8 +161,8 @@ class Llama(nn.Module):
     """A stretch of the decoder: all of it, or one pipeline stage.
 
     The first part takes token ids (B, S) and embeds them, the others take hidden states (B, S, D); the last part
-    returns logits (B, S, V), the others hidden states. Layers are keyed by their number in the whole model, so a
-    parameter has one name in every layout.
+    returns logits (B, S, V), the others hidden states. With numbers of documents (B, S) attention stays within them.
+    Layers are keyed by their number in the whole model, so a parameter has one name in every layout.
 
     Attributes:
         headless: leaves the logits of the last part to whoever calls `head` on what `forward` returns.
@@ -173,15 +188,16 @@ class Llama(nn.Module):
         if self.config.tie_embeddings and self.tok_embeddings is not None and self.output is not None:
             self.output.weight = self.tok_embeddings.weight
 
-    def forward(self, tokens_BS_or_hidden_BSD: Tensor) -> Tensor:
+    def forward(self, tokens_BS_or_hidden_BSD: Tensor, documents_BS: Tensor | None = None) -> Tensor:
         hidden_BSD = tokens_BS_or_hidden_BSD
         if self.tok_embeddings is not None:
             hidden_BSD = self.tok_embeddings(hidden_BSD)
         config = self.config
         frequency_E = frequencies(config.head_size, config.rope_theta, config.rope_scaling, hidden_BSD.device)
         cos_SE, sin_SE = rotations(config.sequence_length, frequency_E)
+        masked = attention_mask(None if documents_BS is None else within_documents(documents_BS))
         for layer in self.layers.values():
-            hidden_BSD = layer(hidden_BSD, cos_SE, sin_SE)
+            hidden_BSD = layer(hidden_BSD, cos_SE, sin_SE, **masked)
         return hidden_BSD if self.output is None or self.headless else self.head(hidden_BSD)
 
     def head(self, hidden_BSD: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from workers.engine.memory.precision import PRECISIONS, apply_precision, cast_pa
 from workers.engine.memory.recompute import apply_recompute
 from workers.engine.mesh import ReplicaMesh
 from workers.engine.models import FAMILIES
+from workers.engine.parallel.documents import documents_of
 from workers.engine.parallel.pipeline import Boundary, ManyStages, OneStage, Runner, stretches
 from workers.engine.parallel.placement import Placement
 from workers.engine.parallel.rows import Rows
@@ -44,6 +45,7 @@ class ModelShare:
         self._spec = spec
         self._mesh = mesh
         self._family = FAMILIES[spec.model.family]
+        self._documents = documents_of(spec.data)
         self._precision = PRECISIONS[spec.train.precision]
         self._config = self._family.configure(spec)
         self._axis = mesh.axes["tensor"] if mesh.axes is not None and mesh.tensor.size > 1 else None
@@ -133,8 +135,11 @@ class ModelShare:
         """Runs ``micro_batches`` of them a step. All workers of the replica ask for the same number."""
         shape = self._spec.parallelism
         if shape.pipeline == 1:
-            return OneStage(self.parts[0], shape.micro_batch, self.loss)
-        return ManyStages(self.parts, self._held, shape, self._mesh, micro_batches, self._boundary(), self.loss)
+            return OneStage(self.parts[0], shape.micro_batch, self.loss, self._documents)
+        boundary = self._boundary()
+        return ManyStages(
+            self.parts, self._held, shape, self._mesh, micro_batches, boundary, self.loss, self._documents
+        )
 
     def _boundary(self) -> Boundary:
         batch, length = self._spec.parallelism.micro_batch, self._spec.data.sequence_length

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from rubato.pipelines import SCHEDULES, stages_of
 from rubato.spec import JobSpec, ParallelismSpec
 from workers.engine.mesh import ReplicaMesh
+from workers.engine.parallel.documents import Documents
 from workers.engine.parallel.tensor import TokenLoss
 
 
@@ -73,8 +74,9 @@ class Runner(Protocol):
 class OneStage:
     """The whole model on this rank (or on its tensor axis)."""
 
-    def __init__(self, part: nn.Module, micro_batch: int, loss: TokenLoss) -> None:
+    def __init__(self, part: nn.Module, micro_batch: int, loss: TokenLoss, documents: Documents) -> None:
         self._part = part
+        self._documents = documents
         self._micro_batch = micro_batch
         self._loss = loss
 
@@ -97,7 +99,7 @@ class OneStage:
         batches = [*zip(tokens_BS.split(self._micro_batch), targets_BS.split(self._micro_batch), strict=True)]
         with self._loss.computing():
             for number, (tokens, targets) in enumerate(batches, 1):
-                loss = self._loss(self._part(tokens), targets)
+                loss = self._loss(self._part(tokens, **self._documents(tokens)), targets)
                 then(loss, number == len(batches))
                 total += loss.detach().to(total.device)
         return total
@@ -119,7 +121,9 @@ class ManyStages:
         count: int,
         boundary: Boundary,
         loss: TokenLoss,
+        documents: Documents,
     ) -> None:
+        self._documents = documents
         self._last_pass: LastPass = unobserved
         self._make = lambda: _schedule(parts, held, shape, mesh, count, boundary, loss, lambda: self._last_pass)
         self._first = any(stretch.first for stretch in held)
@@ -149,6 +153,7 @@ class ManyStages:
                 target=targets_BS if self._last else None,
                 losses=losses if self._last else None,
                 return_outputs=False,
+                **self._documents(tokens_BS),
             )
         total = torch.zeros((), dtype=torch.float64, device=tokens_BS.device)
         for loss in losses:

@@ -90,7 +90,6 @@ def measured(ranks: int, spec: JobSpec, folder: Path) -> list[int]:
         with tracker:
             train_at(Layout(ranks, 1, 1), spec, folder, rank, store, dtype=torch.float32)
         peak = tracker.get_tracker_snapshot("peak")
-        print({str(k): v for k, v in peak[torch.device("cpu")].items()}, file=sys.stderr)
         return int(peak[torch.device("cpu")]["Total"])
 
     return run_ranks(ranks, rank_peak, seconds=300)

@@ -6,7 +6,7 @@ from typing import Any
 
 from rubato.spec.job import JobSpec
 
-PLANNED_MEMORY = ("recompute", "zero")
+PLANNED_MEMORY = ("recompute",)
 """Fields of the memory section that are chosen with the layout."""
 
 

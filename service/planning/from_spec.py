@@ -84,20 +84,15 @@ def _recompute_of(spec: JobSpec) -> Recompute:
 
 
 def space_of(spec: JobSpec) -> Space:
-    """What the planner may choose for a job: what its engine can run, and the spec does not say."""
+    """What the planner may choose for a job: what its engine can run, and the spec does not say.
+
+    The ZeRO stage is the spec's to say: with shards a job that loses a replica goes back to a checkpoint.
+    """
     return Space(
         most_tensor=1 if spec.train.precision == "float8" else None,
-        zero=_zero_stages(spec),
+        zero=(spec.memory.zero,),
         recompute=("none", "full") if is_open(spec, "memory.recompute") else (_recompute_of(spec),),
     )
-
-
-def _zero_stages(spec: JobSpec) -> tuple[int, ...]:
-    """From none on: where it fits, a job that loses a replica does not go back to a checkpoint."""
-    if not is_open(spec, "memory.zero"):
-        return (spec.memory.zero,)
-    whole = spec.optimizer.name == "muon" or spec.communication.compression.name != "none"
-    return (0,) if whole or spec.communication.bucket_mb == "auto" else (0, 1, 2, 3)
 
 
 def with_layout(spec: JobSpec, layout: Layout) -> JobSpec:
@@ -116,6 +111,4 @@ def with_layout(spec: JobSpec, layout: Layout) -> JobSpec:
     }
     if is_open(spec, "memory.recompute"):
         content["memory"]["recompute"] = layout.recompute
-    if is_open(spec, "memory.zero"):
-        content["memory"]["zero"] = layout.zero
     return parse_spec(content)

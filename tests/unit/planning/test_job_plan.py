@@ -75,6 +75,16 @@ def test_what_the_spec_says_of_recomputation_is_kept() -> None:
         assert resolve(spec_of("8b", workers, memory={"recompute": mode}), fleet).memory.recompute.mode == mode
 
 
+@pytest.mark.parametrize("zero", [0, 2, 3])
+def test_what_the_spec_says_of_zero_is_kept(zero: int) -> None:
+    spec = spec_of(memory={"zero": zero}, workers={"min": 16, "max": 64, "gpus": 1})
+    resolved = resolve(spec, named_fleet("h100:64", spec.workers))
+    assert resolved.memory.zero == zero
+    layout = layout_of(resolved, 64)
+    assert layout is not None
+    assert layout.zero == zero
+
+
 def test_a_spec_survives_being_sent_with_what_it_leaves_open() -> None:
     left_out = spec_of()
     assert "parallelism" not in as_given(left_out)

@@ -25,7 +25,7 @@ from workers.engine.run import RunDirectory
 from workers.engine.watch.losses import LossHistory
 
 CPU = Device.of_rank(0, gpu=False)
-STEPS, EVERY = 36, 5
+STEPS, EVERY = 24, 5
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def spec_of(corpus: Path, layout: Layout, steps: int = STEPS, every: int = EVERY
         train={"steps": steps},
         optimizer={"schedule": {"name": "constant", "warmup": 0}},
         checkpoint={"every": every},
-        faults={"spike": {"action": "rollback", "deviations": 4.0, "after": 15, "jump": 3, **spike}},
+        faults={"spike": {"action": "rollback", "deviations": 3.0, "after": 8, "jump": 3, **spike}},
         parallelism={"tensor": layout.tensor, "pipeline": layout.pipeline},
         workers=layout.world_size,
     )
@@ -75,23 +75,23 @@ def test_the_curve_is_that_of_a_run_that_never_saw_the_poison(layout: Layout, co
     dtype = torch.float32 if layout.world_size == 1 else torch.float64
 
     def guarded(rank: int, store: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        poison({23, 34})
+        poison({13, 22})
         metrics, events = [], []
-        for steps in (25, STEPS):
+        for steps in (15, STEPS):
             spec, name = spec_of(corpus, layout, steps), f"until {steps}"
             metrics += train_at(layout, spec, tmp_path / "run", rank, store, name, dtype, events)
         return metrics, events
 
     def never_saw() -> list[dict[str, Any]]:
-        poison({23, 34}, without=(21, 22, 23, 32, 33, 34))
+        poison({13, 22}, without=(11, 12, 13, 20, 21, 22))
         return train_at(Layout(1, 1, 1), spec_of(corpus, Layout(1, 1, 1)), tmp_path / "reference", dtype=dtype)
 
     metrics, events = run_ranks(layout.world_size, guarded)[0]
     reference = last_of_each(in_one_process(never_saw))
     told = [event["data"] for event in events if event["kind"] == "spike.rolled_back"]
     assert [(each["step"], each["to"], each["data_steps"]) for each in told] == [
-        (24, 20, [22, 23, 24]),
-        (32, 25, [33, 34, 35]),
+        (14, 10, [12, 13, 14]),
+        (20, 15, [21, 22, 23]),
     ]
     assert [each["spikes"] for each in told] == [1, 2]
     found = last_of_each(metrics)
@@ -99,28 +99,28 @@ def test_the_curve_is_that_of_a_run_that_never_saw_the_poison(layout: Layout, co
     for step, expected in reference.items():
         assert found[step] == pytest.approx(expected, abs=1e-6)
     assert found[STEPS][0] < found[1][0] - 1
-    assert 24 not in [metric["step"] for metric in metrics][:24]  # the step that spiked was never taken
+    assert 14 not in [metric["step"] for metric in metrics][:14]  # the step that spiked was never taken
 
 
 def test_checkpoints_of_the_way_that_was_left_are_removed(corpus: Path, tmp_path: Path) -> None:
     def work() -> list[int]:
-        poison({21})
-        spec = spec_of(corpus, Layout(1, 1, 1), 22, jump=10, limit=0)
-        with pytest.raises(Exception, match=r"loss of step 22 is one spike more than the 0 that faults\.spike\.limit"):
+        poison({13})
+        spec = spec_of(corpus, Layout(1, 1, 1), 14, jump=7, limit=0)
+        with pytest.raises(Exception, match=r"loss of step 14 is one spike more than the 0 that faults\.spike\.limit"):
             train_at(Layout(1, 1, 1), spec, tmp_path)
         return [stored.step for stored in list_checkpoints(tmp_path / "checkpoints")]
 
-    assert in_one_process(work) == [10]
+    assert in_one_process(work) == [5]
 
 
 def test_the_step_right_after_the_checkpoint_is_told_again(corpus: Path, tmp_path: Path) -> None:
     def work() -> list[dict[str, Any]]:
-        poison({23})
-        return train_at(Layout(1, 1, 1), spec_of(corpus, Layout(1, 1, 1), 25, every=11, jump=2), tmp_path)
+        poison({12})
+        return train_at(Layout(1, 1, 1), spec_of(corpus, Layout(1, 1, 1), 14, every=11, jump=2), tmp_path)
 
     metrics = in_one_process(work)
-    assert [metric["step"] for metric in metrics][20:] == [21, 22, 23, 23, 24, 25]
-    assert metrics[22]["loss"] != metrics[23]["loss"]  # data step 23 was jumped over, too
+    assert [metric["step"] for metric in metrics][9:] == [10, 11, 12, 12, 13, 14]
+    assert metrics[11]["loss"] != metrics[12]["loss"]  # data step 12 was jumped over, too
 
 
 class Watched(loop.Worker):
@@ -135,22 +135,22 @@ class Watched(loop.Worker):
 
 
 def test_skipping_leaves_out_one_update_on_all_ranks(corpus: Path, tmp_path: Path) -> None:
-    layout = Layout(2, 2, 1)
+    layout = Layout(2, 1, 1)
 
     def work(rank: int, store: Any) -> tuple[list[tuple[int, bool]], list[dict[str, Any]], list[int]]:
-        poison({23})
+        poison({13})
         loop.Worker = Watched  # type: ignore[misc]
         events: list[dict[str, Any]] = []
-        spec = spec_of(corpus, layout, 28, action="skip")
+        spec = spec_of(corpus, layout, 18, action="skip")
         metrics = train_at(layout, spec, tmp_path, rank, store, dtype=torch.float32, events=events)
         return Watched.log, events, [metric["step"] for metric in metrics]
 
-    by_rank = run_ranks(4, work)
-    assert all(log == [(step, step != 24) for step in range(1, 29)] for log, _, _ in by_rank)
+    by_rank = run_ranks(2, work)
+    assert all(log == [(step, step != 14) for step in range(1, 19)] for log, _, _ in by_rank)
     _, events, steps = by_rank[0]
-    assert steps == list(range(1, 29))
+    assert steps == list(range(1, 19))
     told = [(event["kind"], event["data"]["step"]) for event in events if event["kind"].startswith("spike")]
-    assert told == [("spike.skipped", 24)]
+    assert told == [("spike.skipped", 14)]
     assert not any(events for _, events, _ in by_rank[1:])
 
 
@@ -164,7 +164,7 @@ def test_a_break_while_going_back_goes_on_before_the_spike_and_goes_back_anew(co
             return Generation(2, 1, 0, standing.step, roll_forward=False, source=None, commit=None, store=store)
 
     def work(broken: bool) -> tuple[int, list[int], list[Tensor]]:
-        poison({23})
+        poison({13})
         original, calls = DataGroup.min, []
 
         def break_once(group: DataGroup, value: float) -> float:
@@ -185,24 +185,24 @@ def test_a_break_while_going_back_goes_on_before_the_spike_and_goes_back_anew(co
     calls, jumped, leaves = in_one_process(lambda: work(broken=True))
     once, same_jumped, same_leaves = in_one_process(lambda: work(broken=False))
     assert (calls, once) == (3, 2)
-    assert jumped == same_jumped == [21, 22, 23]
+    assert jumped == same_jumped == [11, 12, 13]
     assert all(map(torch.equal, leaves, same_leaves))
 
 
 def test_more_spikes_than_allowed_end_the_job(corpus: Path, tmp_path: Path) -> None:
     def work() -> None:
-        poison({20, 22, 24})
+        poison({10, 12, 14})
         train_at(Layout(1, 1, 1), spec_of(corpus, Layout(1, 1, 1), action="skip", limit=2), tmp_path)
 
-    with pytest.raises(RankError, match="loss of step 25 is one spike more than the 2"):
+    with pytest.raises(RankError, match="loss of step 15 is one spike more than the 2"):
         in_one_process(work)
 
 
 def test_without_an_action_nothing_is_judged(corpus: Path, tmp_path: Path) -> None:
     def work() -> list[dict[str, Any]]:
-        poison({23})
+        poison({13})
         events: list[dict[str, Any]] = []
-        train_at(Layout(1, 1, 1), spec_of(corpus, Layout(1, 1, 1), 26, action="none"), tmp_path, events=events)
+        train_at(Layout(1, 1, 1), spec_of(corpus, Layout(1, 1, 1), 16, action="none"), tmp_path, events=events)
         return events
 
     assert not [event for event in in_one_process(work) if event["kind"].startswith("spike")]

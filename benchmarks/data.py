@@ -25,7 +25,7 @@ from rubato.corpus import Place, find_sources
 from rubato.corpus.open import Corpus, Stream, TokenSource, open_corpus
 from rubato.corpus.train_tokenizer import train_tokenizer
 from rubato.spec import CorpusSpec, JobSpec, parse_spec
-from workers.engine.data import Sampler
+from workers.engine.data import Ahead, Sampler
 
 _VOCABULARY = 4096
 _STEPS = 50
@@ -125,6 +125,22 @@ def reading(corpus: Corpus, spec: JobSpec) -> dict[str, Any]:
     }
 
 
+def waiting(corpus: Corpus, spec: JobSpec) -> dict[str, Any]:
+    """What a step waits for samples beside a step's work of some milliseconds: read when they are wanted, and ahead."""
+    sampler = Sampler(spec, corpus)
+    ahead, plain, waited = Ahead(sampler), [], []
+    work = np.ones((512, 512), np.float32)
+    for step in range(_STEPS):
+        plain.append(seconds(lambda step=step: sampler.batch(step, range(32))))
+        waited.append(seconds(lambda step=step: ahead.batch(step, range(32))))
+        for _ in range(8):
+            work @ work
+    return {
+        "read_when_wanted_ms": round(1000 * statistics.median(plain), 3),
+        "read_ahead_ms": round(1000 * statistics.median(waited), 3),
+    }
+
+
 def memory(folder: Path, documents: int) -> dict[str, Any]:
     """What a process grows by when it opens and reads a corpus of so many documents in shuffled order."""
     with (folder / "ends").open("wb") as ends, (folder / "tokens").open("wb") as tokens:
@@ -187,8 +203,9 @@ def main() -> None:
         print(found["opening"], file=sys.stderr)
         found["resuming"] = resuming(corpus, spec)
         found["reading"] = reading(corpus, spec)
+        found["waiting"] = waiting(corpus, spec)
         del corpus
-        print(found["resuming"], found["reading"], file=sys.stderr)
+        print(found["resuming"], found["reading"], found["waiting"], file=sys.stderr)
         found["memory"] = memory(folder, options.documents)
     print(json.dumps(found))
 

@@ -74,7 +74,8 @@ def by_torch(folder: Path, spec: JobSpec, cache: Path) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("kind", ["llama3", pytest.param("gpt2", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["llama3", "gpt2"])
 def test_twenty_steps_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     chats, folder = write_chats(tmp_path / "chats.jsonl"), tmp_path / "model"
     in_one_process(lambda: families.save(kind, folder))

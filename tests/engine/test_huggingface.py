@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 
 from rubato.cli import app
 from rubato.layout import Layout
+from rubato.pretrained.hub import write_tokenizer
 from rubato.problems import RubatoError, SpecError
 from rubato.spec import JobSpec
 from tests.engine import families
@@ -26,7 +28,10 @@ from workers.engine.data import Sampler, open_corpus
 from workers.engine.models import whole_model
 from workers.engine.run import RunDirectory
 
-LAYOUTS = {kind: Layout(1, 2, 2) for kind in KINDS} | {"llama3": Layout(1, 1, 4), "qwen3": Layout(2, 1, 2)}
+ZERO = {"qwen3": 3, "llama3": 1}
+LAYOUTS = {kind: Layout(1, 2, 2) for kind in KINDS}
+LAYOUTS |= {"llama2": Layout(1, 1, 4), "llama3": Layout(2, 1, 2), "qwen3": Layout(2, 1, 2)}
+FEW_OR_ALL = pytest.mark.parametrize("kinds", [("gpt2", "qwen3"), pytest.param(KINDS, marks=pytest.mark.long)], ids=len)
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +55,7 @@ def spec_of(folder: Path, corpus: Path, layout: Layout = Layout(1, 1, 1), **sect
             "model": {**dict.fromkeys(TINY), "from": str(folder)},
             "data": {"tokenizer": "bytes"},
             "parallelism": {"tensor": layout.tensor, "pipeline": layout.pipeline},
+            "memory": {"zero": ZERO.get(folder.name, 0) if layout.data > 1 else 0},
             "workers": layout.world_size,
         },
     )
@@ -75,12 +81,13 @@ def test_logits_are_those_of_transformers(folders: Path, corpus: Path) -> None:
         assert difference < 1e-4, kind
 
 
+@FEW_OR_ALL
 def test_losses_and_gradients_are_those_of_transformers_at_any_layout(
-    folders: Path, corpus: Path, tmp_path: Path
+    kinds: Sequence[str], folders: Path, corpus: Path, tmp_path: Path
 ) -> None:
     def theirs() -> dict[str, tuple[float, float]]:
         found = {}
-        for kind in KINDS:
+        for kind in kinds:
             spec = spec_of(folders / kind, corpus)
             batch = Sampler(spec, open_corpus(spec, tmp_path / "corpus")).batch(0, range(8))
             found[kind] = families.loss_and_norm(folders / kind, *batch)
@@ -88,7 +95,7 @@ def test_losses_and_gradients_are_those_of_transformers_at_any_layout(
 
     def ours(rank: int, store: Any) -> dict[str, tuple[float, float]]:
         found = {}
-        for kind in KINDS:
+        for kind in kinds:
             spec = spec_of(folders / kind, corpus, LAYOUTS[kind], train={"steps": 2})
             metrics = train_at(LAYOUTS[kind], spec, tmp_path / kind, rank, store, kind)
             found[kind] = (metrics[0]["loss"], metrics[0]["grad_norm"]) if metrics else (0.0, 0.0)
@@ -117,15 +124,13 @@ def trained(kinds: Sequence[str], folders: Path, corpus: Path, runs: Path, steps
     run_ranks(4, work, seconds=280)
 
 
-@pytest.mark.parametrize("kinds", [("gpt2",), pytest.param(KINDS, marks=pytest.mark.long)], ids=len)
-def test_what_was_trained_is_exported_and_computes_the_same(
-    kinds: Sequence[str], folders: Path, corpus: Path, tmp_path: Path
-) -> None:
-    trained(kinds, folders, corpus, tmp_path, 20)
+@pytest.mark.long
+def test_what_was_trained_is_exported_and_computes_the_same(folders: Path, corpus: Path, tmp_path: Path) -> None:
+    trained(KINDS, folders, corpus, tmp_path, 20)
 
     def differences() -> dict[str, tuple[float, float]]:
         found = {}
-        for kind in kinds:
+        for kind in KINDS:
             out = tmp_path / f"{kind}-out"
             export(RunDirectory(tmp_path / kind), out, file_bytes=12_000)
             again = spec_of(out, corpus)  # what was written is read back as a model to begin with
@@ -147,10 +152,11 @@ def test_what_was_trained_is_exported_and_computes_the_same(
         }
 
 
-def test_in_and_out_again_changes_no_bit(folders: Path, corpus: Path, tmp_path: Path) -> None:
+@FEW_OR_ALL
+def test_in_and_out_again_changes_no_bit(kinds: Sequence[str], folders: Path, corpus: Path, tmp_path: Path) -> None:
     """A run of one step that does not move."""
-    trained(KINDS, folders, corpus, tmp_path, 1, lr=1e-30, weight_decay=0.0)
-    for kind in KINDS:
+    trained(kinds, folders, corpus, tmp_path, 1, lr=1e-30, weight_decay=0.0)
+    for kind in kinds:
         export(RunDirectory(tmp_path / kind), tmp_path / f"{kind}-out")
         before, after = read(folders / kind), read(tmp_path / f"{kind}-out")
         assert before.keys() == after.keys(), kind
@@ -158,6 +164,7 @@ def test_in_and_out_again_changes_no_bit(folders: Path, corpus: Path, tmp_path: 
             assert torch.equal(tensor, after[name]), f"{kind}: {name}"
 
 
+@pytest.mark.long
 def test_bf16_comes_back_as_it_was(corpus: Path, tmp_path: Path) -> None:
     in_one_process(lambda: families.save("qwen2", tmp_path / "qwen2", torch.bfloat16))
     trained(["qwen2"], tmp_path, corpus, tmp_path / "run", 1, lr=1e-30, weight_decay=0.0)
@@ -229,6 +236,7 @@ def test_an_export_without_a_checkpoint_or_over_another_is_refused(corpus: Path,
         export(run, tmp_path / "out")
 
 
+@pytest.mark.long
 def test_the_command_line_exports_a_job(corpus: Path, folders: Path, tmp_path: Path, capsys, monkeypatch) -> None:
     trained(["qwen3"], folders, corpus, tmp_path, 1)
 
@@ -256,3 +264,16 @@ def test_the_command_line_exports_a_job(corpus: Path, folders: Path, tmp_path: P
     assert app.run(command) == 2  # it is there already
     assert app.run(["export", "elsewhere", "--into", str(tmp_path / "new")]) == 2
     assert "cannot be seen from this machine" in capsys.readouterr().err
+
+
+def test_the_byte_tokenizer_is_one_of_transformers(corpus: Path, tmp_path: Path) -> None:
+    spec = tiny_spec(corpus)
+
+    def there_and_back() -> list[object]:
+        write_tokenizer(spec, tmp_path)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+        text = "bytes, ünïcode\n\n 日本 🙂"
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        return [ids == list(text.encode()), tokenizer.decode(ids) == text, tokenizer.eos_token_id]
+
+    assert in_one_process(there_and_back) == [True, True, 0]

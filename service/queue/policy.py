@@ -227,7 +227,7 @@ class _Round:
         sharing = [job for job in self._running if self._may_grow(job)]
         sharing += [job for job, _ in self._starts.values() if not job.recovering]
         sizes = {**self._sizes, **{job_id: size for job_id, (_, size) in self._starts.items()}}
-        kept = {need: rules.headroom * self._views.empty.holds(need) for need in {job.need for job in sharing}}
+        kept = {need: int(rules.headroom * self._views.empty.holds(need)) for need in {job.need for job in sharing}}
 
         def room(job: Job, more: int) -> bool:
             held = self._holds(job.project)

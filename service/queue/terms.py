@@ -86,7 +86,8 @@ class Rules:
         settle: how long after a change of its size a job is not given more.
         resize_cost: training time that a resize takes from a job.
         worth: a growth must save at least so many times what it costs.
-        headroom: share of the cluster that is kept free for jobs to come, rather than given to those that run.
+        headroom: share of the cluster, in whole workers, that is kept free for jobs to come rather than given to those
+            that run.
         unknown_work: what is taken for the work that is left of a job of which nothing is known, in seconds of one
             worker.
     """
@@ -100,8 +101,8 @@ class Rules:
     lag: float = 20.0
     settle: float = 60.0
     resize_cost: float = 30.0
-    worth: float = 4.0
-    headroom: float = 0.0
+    worth: float = 8.0
+    headroom: float = 0.02
     unknown_work: float = 600.0
 
 

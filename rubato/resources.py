@@ -95,6 +95,8 @@ class WorkersView(Resource):
     observed: int
     min: int
     max: int
+    queue_min: int | None = Field(None, description="the queue chooses the size, from this; its user may narrow it")
+    queue_max: int | None = Field(None, description="up to this; equal to queue_min after a scale to one size")
     members: list[WorkerView] = []
 
 

@@ -141,13 +141,20 @@ def _fields(job: Job) -> list[tuple[str, str]]:
         ("loss", text.fixed(progress.loss, 4)),
         ("speed", f"{text.short(progress.tokens_per_s)} tokens/s, MFU {text.percent(progress.mfu)}{_predicted(job)}"),
         ("left", text.duration(progress.eta_s)),
-        ("workers", f"{text.workers(job)} (min {job.workers.min}, max {job.workers.max}) {members}"),
+        ("workers", f"{text.workers(job)} (min {job.workers.min}, max {job.workers.max}{_pinned(job)}) {members}"),
         ("layout", f"{text.layout(job.layout)} (data × pipeline × tensor), generation {job.generation}"),
         ("attempts", f"{job.attempts}, restarts: {counted}"),
         ("goodput", f"{text.percent(goodput.ratio)}, {text.duration(goodput.training_s)} of training"),
         ("created", f"{text.age(job.created_at)} ago"),
         ("run", job.run_dir),
     ]
+
+
+def _pinned(job: Job) -> str:
+    low, high = job.workers.queue_min, job.workers.queue_max
+    if (low, high) in ((None, None), (job.workers.min, job.workers.max)):
+        return ""
+    return f", kept at {low}" if low == high else f", shared from {low} to {high}"
 
 
 def _predicted(job: Job) -> str:

@@ -98,8 +98,10 @@ def _workers(job: JobRow, spec: JobSpec, state: JobState) -> WorkersView:
     return WorkersView(
         desired=job.wanted_workers,
         observed=sum(member.state == "training" for member in present),
-        min=job.size_min or spec.workers.min,
-        max=job.size_max or spec.workers.max,
+        min=spec.workers.min,
+        max=spec.workers.max,
+        queue_min=job.size_min or spec.workers.min,
+        queue_max=job.size_max or spec.workers.max,
         members=present,
     )
 

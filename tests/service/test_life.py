@@ -15,7 +15,8 @@ from tests.service.world import Host, World, spec
 async def test_whole_life_of_a_job(world: World) -> None:
     job = await world.submit()
     assert (job["state"], job["reason"]["code"], job["reason"]["actor"]) == ("QUEUED", "submitted", "user")
-    assert job["workers"] == {"desired": 4, "observed": 0, "min": 4, "max": 16, "members": []}
+    bounds = {"min": 4, "max": 16, "queue_min": 4, "queue_max": 16}
+    assert job["workers"] == {"desired": 4, "observed": 0, **bounds, "members": []}
     assert job["spec"]["optimizer"]["betas"] == [0.9, 0.95]
     assert json.loads(Path(job["run_dir"], "spec.json").read_text()) == job["spec"]
     world.clock.turn(3)

@@ -97,7 +97,7 @@ async def test_a_size_that_a_user_asks_for_is_kept(sharing: World) -> None:
     assert (answer["request"], answer["state"]) == ({"min": 4, "max": 12}, "DONE")
     await sharing.rounds()
     shown = await sharing.job(job["id"])
-    assert [shown["workers"][name] for name in ("desired", "min", "max")] == [12, 4, 12]
+    assert [shown["workers"][name] for name in ("desired", "max", "queue_min", "queue_max")] == [12, 16, 4, 12]
 
 
 @pytest.mark.parametrize(

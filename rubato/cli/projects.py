@@ -11,7 +11,7 @@ from rubato.cli.options import Json, Url
 from rubato.cli.output import console, print_json
 from rubato.client import Client
 from rubato.problems import RubatoError
-from rubato.resources import ProjectRequest, ProjectView
+from rubato.projects import ProjectRequest, ProjectView
 
 _NO_LIMIT = -1
 

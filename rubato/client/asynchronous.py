@@ -25,6 +25,7 @@ from rubato.client.connection import (
 )
 from rubato.client.sse import END, Decoder, ServerSentEvent
 from rubato.plans import Calibration, Plan
+from rubato.projects import ProjectRequest, ProjectView
 from rubato.resources import (
     Checkpoint,
     Cluster,
@@ -35,8 +36,6 @@ from rubato.resources import (
     Operation,
     OperationState,
     Page,
-    ProjectRequest,
-    ProjectView,
     StoredFileView,
 )
 from rubato.spec import JobSpec

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from rubato.plans import Calibration, Plan, PlanRequest
 from rubato.problems import FieldProblem, RubatoError
+from rubato.projects import ProjectRequest, ProjectView
 from rubato.resources import (
     CancelRequest,
     Checkpoint,
@@ -25,8 +26,6 @@ from rubato.resources import (
     Operation,
     Page,
     Problem,
-    ProjectRequest,
-    ProjectView,
     StoredFileView,
 )
 from rubato.spec import JobSpec, as_given

@@ -6,7 +6,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Body, Path
 
-from rubato.resources import Page, ProjectRequest, ProjectView
+from rubato.projects import ProjectRequest, ProjectView
+from rubato.resources import Page
 from rubato.spec.job import NAME_PATTERN
 from service.dependencies import ProjectsDep
 from service.problems import problems_doc

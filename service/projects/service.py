@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rubato.resources import Page, ProjectRequest, ProjectView
+from rubato.projects import ProjectRequest, ProjectView
+from rubato.resources import Page
 from service.database.engine import Database
 from service.database.tables import ProjectRow
 from service.projects import repository

@@ -20,7 +20,8 @@ from rubato.client import AsyncClient, Client, LogQuery
 from rubato.client.connection import Gap, Persistence
 from rubato.client.sse import Decoder, ServerSentEvent
 from rubato.problems import RubatoError
-from rubato.resources import OperationState, ProjectRequest
+from rubato.projects import ProjectRequest
+from rubato.resources import OperationState
 from rubato.states import JobState
 
 

@@ -17,8 +17,7 @@ from rubato.states import JobState
 Item = TypeVar("Item")
 
 
-Actor = Literal["user", "queue", "service", "driver", "cluster"]
-"""Who did something; the queue is the part of the control plane that shares the cluster among jobs."""
+Actor = Literal["user", "queue", "service", "driver", "cluster"]  # queue: what shares the cluster among jobs
 
 
 class Resource(BaseModel):
@@ -295,8 +294,7 @@ class Problem(Resource):
 
 
 class ScaleRequest(Request):
-    """``workers``: exactly so many, until the next scale. ``min`` and ``max``: what the queue chooses is right again,
-    between these."""
+    """Exactly so many ``workers``, or as many as the queue chooses between ``min`` and ``max``."""
 
     workers: int | None = Field(None, gt=0, description="exactly so many; the queue changes nothing about it any more")
     min: int | None = Field(None, gt=0, description="the queue chooses the size, no smaller than this")
@@ -309,8 +307,7 @@ class ScaleRequest(Request):
             cause = "is given together with min and max" if ranged else "is missing"
             raise refuse([FieldProblem("workers", cause, "give workers, or min and max")])
         if self.min is not None and self.max is not None and self.min > self.max:
-            cause = f"{self.min} is above max ({self.max})"
-            raise refuse([FieldProblem("min", cause, "make min at most max")])
+            raise refuse([FieldProblem("min", f"{self.min} is above max ({self.max})", "make min at most max")])
         return self
 
 

@@ -127,16 +127,27 @@ def open_corpus(
     pin = pins / f"{_choice(data)}.json"
     corpus = _pinned(data, pin, cache)
     if corpus is None:
-        cache.mkdir(parents=True, exist_ok=True)
-        pins.mkdir(parents=True, exist_ok=True)
-        with _alone(cache / f".{pin.stem}.lock"):
-            corpus = _pinned(data, pin, cache)
-            if corpus is None:
-                keys = _entries(data, cache, processes, progress)
-                corpus = _opened(data, keys, cache, pins)
-                _pin(data, pin, corpus)
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+            pins.mkdir(parents=True, exist_ok=True)
+            with _alone(cache / f".{pin.stem}.lock"):
+                corpus = _pinned(data, pin, cache) or _made(data, pin, cache, processes, progress)
+        except OSError as error:
+            raise _unwritten(cache, error) from error
     check_length(data, corpus)
     return corpus
+
+
+def _made(data: DataSpec, pin: Path, cache: Path, processes: int, progress: Progress) -> Corpus:
+    corpus = _opened(data, _entries(data, cache, processes, progress), cache, pin.parent)
+    _pin(data, pin, corpus)
+    return corpus
+
+
+def _unwritten(cache: Path, error: OSError) -> RubatoError:
+    cause, fix = f"{cache} cannot be written: {error.strerror or error}", "give a folder with room and write access"
+    problem = FieldProblem("data.cache", cause, fix)
+    return RubatoError(f"data.cache: {cause}", fix=fix, code="cache_unwritable", status=500, problems=[problem])
 
 
 def _choice(data: DataSpec) -> str:

@@ -1,4 +1,4 @@
-"""Looks, before a job is stored, whether its corpus is there: in threads of its own, and not for ever."""
+"""Looks, before a job is stored, whether its data can be there: in threads of its own, and not for ever."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import structlog
 
 from rubato.corpus import Place, corpus_path, fixed_part, is_remote, sources
-from rubato.problems import RubatoError, SpecError
+from rubato.problems import FieldProblem, RubatoError, SpecError
+from rubato.spec import JobSpec
+from rubato.tokenizers import BYTES, NONE
 
 log = structlog.get_logger(__name__)
 
@@ -45,6 +48,23 @@ async def check_corpus(corpus: Sequence[Place], ray_dashboard: str, patience_s: 
         log.info("corpus.not_checked", sources=[place.spec.path for place in corpus], seconds=patience_s)
     except RubatoError as error:
         raise SpecError(error.problems) from error
+
+
+def check_paths(spec: JobSpec) -> None:
+    """Refuses paths beside those of the corpus that would mean something else on each worker. Raises SpecError."""
+    given = {
+        "data.tokenizer": None if spec.data.tokenizer in (BYTES, NONE) else spec.data.tokenizer,
+        "data.cache": spec.data.cache,
+        "model.from": spec.model.source,
+    }
+    relative = [(field, path) for field, path in given.items() if path and not Path(path).expanduser().is_absolute()]
+    if relative:
+        raise SpecError(
+            FieldProblem(
+                field, f"'{path}' is relative, and workers run in folders of their own", "give an absolute path"
+            )
+            for field, path in relative
+        )
 
 
 def _look(corpus: Sequence[Place], ray_dashboard: str, until: float) -> None:

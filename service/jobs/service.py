@@ -26,7 +26,7 @@ from service.database.engine import Database
 from service.database.tables import JobRow
 from service.events import repository as events
 from service.jobs import repository, run_directory
-from service.jobs.corpus_check import check_corpus
+from service.jobs.corpus_check import check_corpus, check_paths
 from service.jobs.lifecycle import Why, change_state, open_interval, want
 from service.jobs.profiles import profile_refusal
 from service.jobs.repository import JobFilter
@@ -70,6 +70,7 @@ class JobService:
         digest = hashlib.sha256(json.dumps(as_given(spec)).encode()).hexdigest()
         if idempotency_key is not None and (earlier := await self._replay(idempotency_key, digest)):
             return earlier, True
+        check_paths(spec)
         await check_corpus(all_places(spec.data), self._settings.ray_dashboard)
         spec = await self._plans.prepare(spec)
         job_id = f"job-{secrets.token_hex(5)}"

@@ -69,3 +69,17 @@ async def test_a_model_that_is_not_whole_is_refused(host: Host, folder: Path) ->
     (problem,) = reply.json()["errors"]
     assert problem["field"] == "model.from"
     assert "cut short" in problem["cause"]
+
+
+async def test_paths_that_mean_something_else_on_each_worker_are_refused(
+    host: Host, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    spec = spec_of(folder) | {"model": {"from": "model"}}
+    spec["data"] = {**spec["data"], "cache": "tokens"}
+    async with host.world() as world:
+        reply = await world.http.post("/v1/jobs", json=spec)
+    assert reply.status_code == 422
+    fields = {problem["field"]: problem["cause"] for problem in reply.json()["errors"]}
+    assert fields.keys() == {"model.from", "data.tokenizer", "data.cache"}
+    assert all("relative" in cause for cause in fields.values())

@@ -259,3 +259,11 @@ def test_processes_share_the_parts(make_spec, tmp_path: Path, monkeypatch: pytes
     assert told[0] == (0, path.stat().st_size)
     assert told[-1] == (path.stat().st_size, path.stat().st_size)
     assert [done for done, _ in told] == sorted(done for done, _ in told)
+
+
+def test_a_cache_that_cannot_be_written_is_told(make_spec, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    data = {"train": {"path": str(corpora.jsonl(tmp_path / "a.jsonl"))}, "cache": str(tmp_path / "file" / "tokens")}
+    with pytest.raises(RubatoError, match="cannot be written") as caught:
+        open_corpus(make_spec(data=data), tmp_path / "run")
+    assert caught.value.problems[0].field == "data.cache"

@@ -103,6 +103,23 @@ def test_the_model_says_the_same_at_every_layout(layout: Layout, everywhere: dic
     assert all(sample[2] for sample in reference)
 
 
+@pytest.mark.long
+def test_shards_say_and_show_the_same(corpus: Path, everywhere: dict[str, Told], tmp_path: Path) -> None:
+    """Where the replicas share parameters out among them, all of them compute what one tells."""
+
+    def work(rank: int, store: Any) -> Told:
+        more: dict[str, Any] = {"monitor": {"every": 2, "samples": SAMPLES}, "memory": {"zero": 3}}
+        return told_at(Layout(2, 1, 1), corpus, tmp_path, rank, store, **more)
+
+    metrics, events = run_ranks(2, work)[0]
+    reference_metrics, reference_events = everywhere[str(Layout(1, 1, 1))]
+    assert metrics[1]["gradient_norms"] == pytest.approx(reference_metrics[1]["gradient_norms"], rel=1e-9)
+    texts, expected = (
+        [event["data"]["text"] for event in told if event["kind"] == "sample"] for told in (events, reference_events)
+    )
+    assert texts == expected
+
+
 def test_greedy_text_is_that_of_the_plain_model_and_draws_are_repeatable(corpus: Path) -> None:
     def work() -> tuple[list[list[int]], list[list[int]], list[list[list[int]]]]:
         torch.set_default_dtype(torch.float64)

@@ -178,7 +178,13 @@ def test_an_orthogonal_matrix_comes_out_of_any() -> None:
         assert max(values) < 1.25
 
 
-@pytest.mark.parametrize("layout", [Layout(2, 1, 2), Layout(1, 2, 2), Layout(1, 1, 4)], ids=str)
+MUON_LAYOUTS = [
+    Layout(1, 2, 2),
+    *(pytest.param(each, marks=pytest.mark.long) for each in (Layout(2, 1, 2), Layout(1, 1, 4))),
+]
+
+
+@pytest.mark.parametrize("layout", MUON_LAYOUTS, ids=str)
 def test_muon_and_average_are_the_same_at_every_layout(layout: Layout, tmp_path: Path) -> None:
     """The curve, the held-out loss of the moving average, and both after a restart at another layout."""
     corpus = write_corpus(tmp_path)
@@ -203,6 +209,27 @@ def test_muon_and_average_are_the_same_at_every_layout(layout: Layout, tmp_path:
     assert [len(reference), len(found)] == [5, 5]
     assert found == [pytest.approx(step, rel=1e-9) for step in reference]
     assert reference[-1][0] < reference[0][0]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("zero", [1, 3])
+def test_the_average_of_shards_is_that_of_the_whole(zero: int, tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path)
+
+    def curve(here: Layout, zero: int, rank: int = 0, store: Any = None) -> list[tuple[float, ...]]:
+        spec = tiny_spec(
+            corpus,
+            data={"validation": {"every": 1, "fraction": 0.2, "ema": True}},
+            optimizer={"ema": 0.9},
+            memory={"zero": zero},
+            workers=here.world_size,
+        )
+        metrics = train_at(here, spec, tmp_path / str(here), rank, store)
+        return [(each["loss"], each["grad_norm"], each["validation_loss"]) for each in metrics]
+
+    reference = in_one_process(lambda: curve(Layout(1, 1, 1), 0))
+    found = run_ranks(2, lambda rank, store: curve(Layout(2, 1, 1), zero, rank, store))[0]
+    assert found == [pytest.approx(step, rel=1e-9) for step in reference]
 
 
 def test_the_average_follows_the_weights_and_is_given_back() -> None:

@@ -113,6 +113,23 @@ def test_checkpoints_of_the_way_that_was_left_are_removed(corpus: Path, tmp_path
     assert in_one_process(work) == [5]
 
 
+@pytest.mark.long
+def test_shards_go_back_together(corpus: Path, tmp_path: Path) -> None:
+    def work(zero: int, layout: Layout, rank: int = 0, store: Any = None) -> list[dict[str, Any]]:
+        poison({13})
+        spec = spec_of(corpus, layout, 16)
+        spec = spec.model_copy(update={"memory": spec.memory.model_copy(update={"zero": zero})})
+        return train_at(layout, spec, tmp_path / str(zero), rank, store)
+
+    reference = in_one_process(lambda: work(0, Layout(1, 1, 1)))
+    found = run_ranks(2, lambda rank, store: work(2, Layout(2, 1, 1), rank, store))[0]
+    assert [metric["step"] for metric in found] == [metric["step"] for metric in reference]
+    assert len(found) == 16 + 3
+    assert last_of_each(found) == {
+        step: pytest.approx(told, rel=1e-9) for step, told in last_of_each(reference).items()
+    }
+
+
 def test_the_step_right_after_the_checkpoint_is_told_again(corpus: Path, tmp_path: Path) -> None:
     def work() -> list[dict[str, Any]]:
         poison({12})
@@ -198,6 +215,7 @@ def test_more_spikes_than_allowed_end_the_job(corpus: Path, tmp_path: Path) -> N
         in_one_process(work)
 
 
+@pytest.mark.long
 def test_without_an_action_nothing_is_judged(corpus: Path, tmp_path: Path) -> None:
     def work() -> list[dict[str, Any]]:
         poison({13})

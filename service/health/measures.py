@@ -24,6 +24,8 @@ _OF_STEP = {
     "step_s": ("rubato_job_step_seconds", "Time of the newest step"),
     "data_s": ("rubato_job_data_wait_seconds", "Time of the newest step spent waiting for samples"),
     "exposed_comm_s": ("rubato_job_exposed_communication_seconds", "Communication that computation did not hide"),
+    "comm_bytes": ("rubato_job_communication_bytes", "Bytes a worker sent in the newest step"),
+    "comm_bytes_saved": ("rubato_job_communication_bytes_saved", "Fewer bytes than without compression"),
     "flops_per_s": ("rubato_job_model_flops_per_second", "Model FLOP/s of all workers"),
     "mfu": ("rubato_job_mfu", "Share of the workers' peak FLOP/s that the model's arithmetic is"),
     "memory_bytes": ("rubato_job_memory_bytes", "Memory of the reporting worker"),

@@ -30,6 +30,8 @@ SCALARS = {
     "step_s": "speed/step seconds",
     "data_s": "speed/data wait seconds",
     "exposed_comm_s": "speed/exposed communication seconds",
+    "comm_bytes": "speed/bytes sent",
+    "comm_bytes_saved": "speed/bytes that compression saved",
     "flops_per_s": "speed/model FLOPs per second",
     "mfu": "speed/MFU",
     "memory_bytes": "memory/bytes",

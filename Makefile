@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 PACKAGES := rubato service workers examples benchmarks tests
-BENCHMARKS := engine_throughput compression data
+BENCHMARKS := engine_throughput engine_parity engine_memory compression data
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:

@@ -34,6 +34,7 @@ from workers.engine.parallel.tensor import NOT_COUNTED
 FP32_BOUND = 1e-4
 MODEL = {"hidden_size": 16, "layers": 8, "heads": 4, "kv_heads": 2, "ffn_size": 24}
 MOST_RANKS = 8
+AT_ONCE = 8
 
 
 @dataclass(frozen=True)
@@ -147,8 +148,7 @@ def main() -> int:
             except SpecError as error:
                 refused.append({"case": case.name, "reason": "; ".join(map(str, error.problems))})
         references = _references([case for case, _ in possible], corpus, folder)
-        for size in sorted({case.layout.world_size for case, _ in possible}):
-            here = [(case, spec) for case, spec in possible if case.layout.world_size == size]
+        for size, here in _together(possible):
 
             def ranks(rank: int, store: dist.Store, here: list[tuple[Case, JobSpec]] = here) -> list[Any]:
                 return [curve(each.layout, spec, folder / each.folder, rank, store) for each, spec in here]
@@ -166,6 +166,14 @@ def main() -> int:
     line = {"benchmark": "engine_parity", "worst_fp32": worst, "failed": failed, "cases": results, "refused": refused}
     print(json.dumps(line))
     return 1 if failed else 0
+
+
+def _together(possible: list[tuple[Case, JobSpec]]) -> Iterator[tuple[int, list[tuple[Case, JobSpec]]]]:
+    """Cases of one number of ranks, some at a time: what is found is told before all are done."""
+    for size in sorted({case.layout.world_size for case, _ in possible}):
+        here = [(case, spec) for case, spec in possible if case.layout.world_size == size]
+        for start in range(0, len(here), AT_ONCE):
+            yield size, here[start : start + AT_ONCE]
 
 
 def _references(cases: list[Case], corpus: Path, folder: Path) -> dict[str, list[Any]]:

@@ -8,7 +8,7 @@ BENCHMARKS := engine_throughput engine_parity engine_memory compression data
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install demo test test-all lint format bench lock clean
+.PHONY: help install demo test test-all lint format bench bench-peers lock clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,12 @@ bench: $(INSTALLED) ## Run the benchmarks that need no data; each prints one JSO
 	@set -e; for benchmark in $(BENCHMARKS); do \
 	    echo "== $$benchmark"; $(VENV)/bin/python -m benchmarks.$$benchmark; done
 
+# litgpt without what it asks for: an older huggingface-hub than transformers has, for downloads that nobody needs here.
+bench-peers: $(INSTALLED) ## Install the trainers that benchmarks.engine_speed compares with, and compare
+	$(VENV)/bin/python -m pip install -qq -c requirements.lock -e '.[bench]'
+	$(VENV)/bin/python -m pip install -qq --no-deps litgpt==0.5.13
+	$(VENV)/bin/python -m benchmarks.engine_speed
+
 # A changed lock or pyproject.toml installs again; a .venv whose interpreter is gone is made anew.
 $(INSTALLED): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -53,8 +59,8 @@ $(INSTALLED): pyproject.toml requirements.lock
 lock: ## Pin the newest versions that pyproject.toml allows in requirements.lock
 	@set -e; scratch=$$(mktemp -d); trap 'rm -rf "$$scratch"' EXIT; \
 	$(PYTHON) -m venv "$$scratch/venv"; \
-	"$$scratch/venv/bin/python" -m pip install -qq -e '.[dev,postgres]'; \
-	{ echo '# Written by "make lock". Versions of everything that rubato[dev,postgres] brings in.'; \
+	"$$scratch/venv/bin/python" -m pip install -qq -e '.[dev,postgres,bench]'; \
+	{ echo '# Written by "make lock". Versions of everything that rubato[dev,postgres,bench] brings in.'; \
 	  "$$scratch/venv/bin/python" -m pip freeze --exclude rubato \
 	  | sed -E 's/\+[A-Za-z0-9.]+$$//' | grep -vE '^(nvidia-|cuda-|triton)'; } > "$$scratch/lock"; \
 	mv "$$scratch/lock" requirements.lock

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rubato.layout import Layout
-from rubato.spec import DataSpec, JobSpec, parse_spec
+from rubato.spec import JobSpec, parse_spec
 from workers.engine.device import Device
 from workers.engine.membership import StaticMembership
 from workers.engine.mesh import ReplicaMesh
@@ -55,7 +55,7 @@ class Needs:
 
     def sentence(self) -> str:
         """What is to be done about it."""
-        return f"{', '.join(self.packages)} not installed; make bench-peers installs them"
+        return f"{', '.join(self.packages)} not installed; make bench-peers installs what can be compared with"
 
 
 class Turns:
@@ -89,7 +89,7 @@ def spec_for(ranks: int, precision: str = "fp32", *, compiled: bool = False) -> 
         {
             "name": "speed",
             "model": model,
-            "data": {"train": {"builtin": "python-stdlib"}, "sequence_length": LENGTH},
+            "data": {"train": {"builtin": "python-stdlib"}, "sequence_length": LENGTH, "vocab_size": VOCABULARY},
             "train": {
                 "steps": STEPS,
                 "global_batch": BATCH * ranks,
@@ -406,5 +406,4 @@ def take_part(name: str, rank: int, ranks: int, port: int, folder: str, pipe: Co
             TORCHELASTIC_RUN_ID="speed",
         )  # fmt: skip
     torch.set_num_threads(1)
-    DataSpec.vocab_size = property(lambda self: VOCABULARY)  # type: ignore[assignment]
     CONTENDERS[name].run(Turns(pipe), rank, ranks, Path(folder))

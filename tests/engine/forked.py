@@ -22,7 +22,7 @@ import torch.distributed.checkpoint
 import torch.distributed.pipelining
 import torch.distributed.tensor.parallel
 
-TIMEOUT = timedelta(seconds=60)
+TIMEOUT = timedelta(seconds=120)
 
 
 class RankError(Exception):
@@ -123,7 +123,7 @@ def fork_ranks(size: int, function: Callable[[int, dist.Store], Any], name: str 
         ]
 
 
-def run_ranks(size: int, function: Callable[[int, dist.Store], Any], *, seconds: float = 120) -> list[Any]:
+def run_ranks(size: int, function: Callable[[int, dist.Store], Any], *, seconds: float = 240) -> list[Any]:
     """Calls ``function(rank, store)`` in ``size`` processes; what they returned, by rank.
 
     Raises:
@@ -168,6 +168,6 @@ def start_group(store: dist.Store, name: str, rank: int, size: int) -> None:
     dist.init_process_group("gloo", store=dist.PrefixStore(name, store), rank=rank, world_size=size, timeout=TIMEOUT)
 
 
-def in_one_process(function: Callable[[], Any], *, seconds: float = 120) -> Any:
+def in_one_process(function: Callable[[], Any], *, seconds: float = 240) -> Any:
     """Calls ``function`` in a fork of its own."""
     return run_ranks(1, lambda rank, store: function(), seconds=seconds)[0]

@@ -19,6 +19,7 @@ from rubato.problems import RubatoError
 from rubato.spec import JobSpec
 from workers.engine.device import Device
 from workers.engine.mesh import ReplicaMesh
+from workers.engine.parallel.tensor import TokenLoss
 
 if TYPE_CHECKING:
     from workers.engine.hooks import Session
@@ -65,15 +66,25 @@ class Compilation:
             )
         return cls(wanted, missing, budget)
 
+    @property
+    def runs(self) -> bool:
+        """Whether anything is compiled."""
+        return self.wanted and self.missing is None
+
     def apply(self, layers: nn.ModuleDict) -> None:
         """Makes layers compile when they are first called, each way of calling them once for all that are alike."""
-        if not self.wanted or self.missing is not None:
+        if not self.runs:
             return
         if self.budget is not None:
             torch._functorch.config.activation_memory_budget = self.budget
         for layer in layers.values():
             # The method, so that what hooks do (moving inputs, gathering parameters) stays outside.
             layer.forward = torch.compile(layer.forward, fullgraph=True, dynamic=False)
+
+    def apply_to_loss(self, loss: TokenLoss) -> None:
+        """Makes a loss over a whole vocabulary compile when it is first called: one pass over the logits."""
+        if self.runs and loss.whole:
+            loss.sum = torch.compile(loss.sum, fullgraph=True, dynamic=False)
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,7 @@ class ModelShare:
         chunks, last = spec.memory.loss_chunks, self.parts[-1]
         head = last.head if chunks > 1 and last.output is not None else None
         self.loss = TokenLoss(nominal, spec.data.vocab_size, self._axis, head, chunks)
+        self.compilation.apply_to_loss(self.loss)
         self.parameters: dict[str, nn.Parameter] = dict(self._named())
         self._tied = TiedGradient.of(mesh.pipeline, self._held, list(self.parameters), tied=spec.model.tie_embeddings)
         self.counted = [

@@ -105,6 +105,15 @@ def sum_partial(gradients: list[Tensor], group: dist.ProcessGroup | None) -> Non
         gradients[place] = whole.view_as(own)
 
 
+def summed_cross_entropy(logits_BSV: Tensor, targets_BS: Tensor) -> Tensor:
+    """The losses of real tokens in fp32 or wider, added up."""
+    if logits_BSV.dtype in (torch.bfloat16, torch.float16):
+        logits_BSV = logits_BSV.float()
+    return functional.cross_entropy(
+        logits_BSV.flatten(0, 1), targets_BS.flatten(), ignore_index=NOT_COUNTED, reduction="sum"
+    )
+
+
 class TokenLoss:
     """Cross-entropy summed over real tokens and divided by ``nominal``, a constant of the run.
 
@@ -119,6 +128,9 @@ class TokenLoss:
         head: makes logits of hidden states, which the model returns then; None: the model returns logits.
         chunks: parts of the sequence whose logits are there at a time. They are computed once more in the backward
             pass, so a vocabulary of any size needs the memory of one part.
+
+    Attributes:
+        sum: `summed_cross_entropy`, or the same compiled.
     """
 
     def __init__(
@@ -136,6 +148,12 @@ class TokenLoss:
         self._chunks = chunks
         self._scale = 1.0
         self._listener: Callable[[Tensor], None] | None = None
+        self.sum: Callable[[Tensor, Tensor], Tensor] = summed_cross_entropy
+
+    @property
+    def whole(self) -> bool:
+        """Whether a rank has the logits of the whole vocabulary."""
+        return self._axis is None
 
     def __call__(self, outputs: Tensor, targets_BS: Tensor) -> Tensor:
         """The loss of one micro-batch, from its logits (B, S, V), or from this rank's hidden states (B, S, D)."""
@@ -159,16 +177,12 @@ class TokenLoss:
         return self._of_logits(self._head(hidden_BCD), targets_BC)
 
     def _of_logits(self, logits_BSV: Tensor, targets_BS: Tensor) -> Tensor:
-        if logits_BSV.dtype in (torch.bfloat16, torch.float16):
-            logits_BSV = logits_BSV.float()
         if self._axis is not None:
             missing = self._share - logits_BSV.shape[-1]
             if missing:
                 logits_BSV = functional.pad(logits_BSV, (0, missing), value=-torch.inf)
             logits_BSV = DTensor.from_local(logits_BSV, self._axis, [Shard(2)], run_check=False)
-        loss = functional.cross_entropy(
-            logits_BSV.flatten(0, 1), targets_BS.flatten(), ignore_index=NOT_COUNTED, reduction="sum"
-        )
+        loss = self.sum(logits_BSV, targets_BS)
         return (loss.to_local() if isinstance(loss, DTensor) else loss) * (self._scale / self._nominal)
 
     @contextmanager

@@ -38,7 +38,9 @@ def spec_at(layout: Layout, corpus: Path, **sections: Any) -> JobSpec:
 
 
 def curve(metrics: list[dict[str, Any]]) -> torch.Tensor:
-    rows = [[metric[what] for what in ("loss", "grad_norm", "validation_loss")] for metric in metrics]
+    """Loss, gradient norm and validation loss (NaN where there was no validation) of each step."""
+    names = ("loss", "grad_norm", "validation_loss")
+    rows = [[torch.nan if metric[name] is None else metric[name] for name in names] for metric in metrics]
     return torch.tensor(rows, dtype=torch.float64)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._inductor.config
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from rubato.layout import Layout
@@ -96,7 +97,7 @@ def test_traced_layers_have_the_curve_of_plain_ones(corpus: Path, tmp_path: Path
 
 def test_a_machine_without_a_compiler_trains_on_and_says_so(corpus: Path, tmp_path: Path) -> None:
     def work() -> tuple[torch.Tensor, list[dict[str, Any]], str]:
-        os.environ["CXX"] = str(tmp_path / "no-compiler")
+        torch._inductor.config.cpp.cxx = (str(tmp_path / "no-compiler"),)
         events: list[dict[str, Any]] = []
         metrics = train_at(ALONE, spec_at(ALONE, corpus), tmp_path / "compiled", events=events)
         budget = spec_at(ALONE, corpus, memory={"recompute": {"budget": 0.5}})

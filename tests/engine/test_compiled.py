@@ -163,7 +163,7 @@ def test_a_budget_bounds_what_is_kept(corpus: Path, tmp_path: Path) -> None:
         spec = spec_at(ALONE, corpus, model=model, memory=memory, data={"sequence_length": 128})
         share = ModelShare(spec, ReplicaMesh.of_world(ALONE, 0, Device.of_rank(0, gpu=False)))
         share.initialise(share.parameters)
-        part, tokens_BS = share._parts[0], torch.zeros(2, 128, dtype=torch.int64)
+        part, tokens_BS = share.parts[0], torch.zeros(2, 128, dtype=torch.int64)
         part(tokens_BS).sum().backward()
         tracker = MemTracker()
         tracker.track_external(part)

@@ -190,6 +190,7 @@ def test_a_plain_number_of_workers_means_exactly_that_many() -> None:
             "a compiled layer computes them at once",
             "use compile: false, or schedule interleaved",
         ),
+        ({"memory__zero": 3, "train__compile": True}, "train.compile", "takes away the memory", "memory.zero 2"),
         ({"parallelism__schedule": "zbv", "memory__loss_chunks": 2}, "memory.loss_chunks", "does not take", "1f1b"),
         ({"memory__loss_chunks": 3}, "memory.loss_chunks", "3 does not divide the 32 positions", "loss_chunks 2"),
         ({"parallelism__device_map": "balanced"}, "parallelism.device_map", "splits them over workers", "tensor 1"),

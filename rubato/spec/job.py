@@ -303,6 +303,8 @@ def _cannot_compile(spec: JobSpec) -> Iterator[tuple[str, str]]:
         )
     if spec.train.precision == "float8":
         yield "the products of float8 are not written for the compiler", "train.precision bf16"
+    if spec.parallelism.tensor > 1:
+        yield "gradients get lost between the collectives of a tensor axis and a compiled layer", "parallelism.tensor 1"
     if spec.memory.zero == 3:
         yield "zero 3 takes away the memory of parameters that a compiled layer holds on to", "memory.zero 2"
 

@@ -102,7 +102,6 @@ class MeasuredAlone(Request):
     half_flops: PositiveFloat = Field(description="of products in bf16")
     attention_flops: PositiveFloat
     copy_bytes: PositiveFloat
-    optimizer_bytes: PositiveFloat
     layer_s: PositiveFloat = Field(description="passes of a layer of the size below")
     layer_hidden: PositiveInt
     layer_tokens: PositiveInt

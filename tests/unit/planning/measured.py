@@ -19,8 +19,7 @@ def calibration(
             "measured_at": "2026-01-02T03:04:05Z",
             "host": "here",
             "cores": 2,
-            "alone": {"device": "cpu", **rates, "optimizer_bytes": 1e10, **layer, "gap_s": 1e-3, "ends_s": 2e-3}
-            | (alone or {}),
+            "alone": {"device": "cpu", **rates, **layer, "gap_s": 1e-3, "ends_s": 2e-3} | (alone or {}),
             "together": None if together is None else {**pair, "pipelined_s": 0.01, **together},
         }
     )

@@ -1,4 +1,4 @@
-"""What a worker measures: products, attention, copies, the optimizer, and passes through a small model.
+"""What a worker measures: products, attention, copies, and passes through a small model.
 
 Every figure is a median over repetitions: a machine does other things, too.
 """
@@ -16,7 +16,6 @@ from torch.nn import functional
 from rubato.spec import JobSpec, parse_spec
 from workers.engine.device import Device
 from workers.engine.mesh import ReplicaMesh
-from workers.engine.optim import adamw
 from workers.engine.parallel.compose import ModelShare
 
 # [rows, depth] x [depth, columns] as in layers of small and of middling models; large ones reach a GPU's best.
@@ -104,15 +103,6 @@ def _spec(
             "workers": tensor * pipeline,
         }
     )
-
-
-def optimizer_bytes(device: Device, parameters: int = 2_000_000) -> float:
-    """Bytes a second that the optimizer moves, at 28 bytes a parameter: it reads four values and writes three."""
-    spec = _spec(64, 16, 1).optimizer
-    leaf = torch.randn(parameters // 1000, 1000, device=device.torch_device)
-    leaf.grad = torch.randn_like(leaf)
-    optimizer = adamw([leaf], spec)
-    return 28 * parameters / timed(optimizer.step, device)
 
 
 def copied_bytes(device: Device, size: int = 1 << 25) -> float:

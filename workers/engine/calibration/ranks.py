@@ -34,7 +34,6 @@ class Alone:
         single_flops, half_flops: of products in fp32 and in bf16.
         attention_flops: of fused attention, in fp32 on a CPU and in bf16 on a GPU.
         copy_bytes: read and written by a copy.
-        optimizer_bytes: moved by a step of the optimizer.
         layer_s: passes of a layer of ``layer_hidden`` on ``layer_tokens`` in sequences of ``layer_length``.
         gap_s: passes of a layer that has next to nothing to compute.
         ends_s: the same of embedding, head and loss.
@@ -45,7 +44,6 @@ class Alone:
     half_flops: float
     attention_flops: float
     copy_bytes: float
-    optimizer_bytes: float
     layer_s: float
     layer_hidden: int
     layer_tokens: int
@@ -119,7 +117,6 @@ def _alone(device: Device) -> Alone:
         half_flops=probes.product_flops(device, torch.bfloat16),
         attention_flops=probes.attention_flops(device, torch.bfloat16 if gpu else torch.float32),
         copy_bytes=probes.copied_bytes(device),
-        optimizer_bytes=probes.optimizer_bytes(device),
         layer_s=_a_layer(few, many),
         layer_hidden=hidden,
         layer_tokens=sequences * length,

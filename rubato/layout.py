@@ -153,3 +153,11 @@ def nearest_sizes(
     below = [size for size in sizes if size < workers][-1:]
     above = [size for size in sizes if size > workers][:1]
     return below + above
+
+
+def distinct_stages(pipeline: int) -> list[int]:
+    """Pipeline ranks that may differ in what they hold: the first, the second and the last.
+
+    Those between hold no more than the second.
+    """
+    return sorted({0, min(1, pipeline - 1), pipeline - 1})

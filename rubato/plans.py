@@ -52,6 +52,11 @@ class MemoryView(Resource):
     transient: float
     context: float
 
+    @property
+    def allocated(self) -> float:
+        """What the framework's tensors hold: what a trace shows."""
+        return self.parameters + self.gradients + self.optimizer + self.activations + self.transient
+
 
 class Prediction(Resource):
     """A layout and what is predicted for it."""
@@ -80,7 +85,7 @@ class PlannedSize(Resource):
     chosen: Prediction | None
     reason: str | None = None
     fastest: Prediction | None = Field(description="the best of this size alone, whatever other sizes use")
-    refused: list[RefusedLayout] = Field(description="layouts that would be faster if they fitted")
+    refused: list[RefusedLayout] = Field(description="of the largest size: layouts that would be faster if they fitted")
 
 
 class Plan(Resource):
@@ -92,6 +97,30 @@ class Plan(Resource):
     spec: dict[str, Any] = Field(description="the resolved spec, with the chosen layout")
     sizes: list[PlannedSize]
     not_covered: list[str] = Field(description="what of the spec the model does not describe")
+
+
+class Collective(Resource):
+    """Calls of one kind in a step, on one rank."""
+
+    kind: str
+    calls: int
+    bytes: int = Field(description="of their tensors, the larger side, together")
+
+
+class StageTrace(Resource):
+    """What a pipeline rank came to when a step of it ran on tensors without content."""
+
+    stage: int
+    peak_bytes: int
+    resident_bytes: int = Field(description="of them, what stays between steps")
+    micro_batches: int = Field(description="that the collectives are of")
+    collectives: list[Collective]
+
+
+class Trace(Resource):
+    """The stages of a layout that differ."""
+
+    stages: list[StageTrace]
 
 
 class MeasuredAlone(Request):

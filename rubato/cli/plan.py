@@ -12,10 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from rubato.cli import text
+from rubato.cli import trace as tracing
 from rubato.cli.options import Json, Url
 from rubato.cli.output import console, note, print_json
 from rubato.client import Client
-from rubato.plans import MemoryView, Plan, PlannedLayout, PlannedSize
+from rubato.plans import MemoryView, Plan, PlannedLayout, PlannedSize, Prediction, Trace
+from rubato.problems import RubatoError
 from rubato.spec import as_given, parse_spec, read_spec
 
 _GIB = 2**30
@@ -37,6 +39,9 @@ def plan(
         list[int] | None, typer.Option(min=1, help="Number of workers to plan for; may be given several times.")
     ] = None,
     price: Annotated[float | None, typer.Option(min=0.0, help="Price of a worker for an hour.")] = None,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Also run a step of the largest size on tensors without content; no GPU.")
+    ] = False,
     url: Url = None,
     json: Json = False,
 ) -> None:
@@ -44,15 +49,37 @@ def plan(
     spec = parse_spec(read_spec(file, overrides or ()))
     with Client(url) as client:
         found = client.plan(as_given(spec), cluster=cluster, sizes=size or None, price=price or None)
+    traced = _traced(found) if trace else None
     if json:
-        print_json(found)
+        print_json(found if traced is None else {**found.model_dump(mode="json"), "trace": traced[2].model_dump()})
         return
     out = console()
     out.print(table(found))
     for line in remarks(found):
         out.print(line, soft_wrap=True)
+    if traced is not None:
+        workers, predicted, what = traced
+        out.print(f"\ntraced at {workers} workers:")
+        out.print(tracing.table(what))
+        for line in tracing.remarks(what, predicted):
+            out.print(line, soft_wrap=True)
     if found.planned:
         note("submit the spec as it is to have the job run so")
+
+
+def _traced(found: Plan) -> tuple[int, Prediction, Trace]:
+    """The largest size that fits, and its trace."""
+    fitting = [size for size in found.sizes if size.chosen is not None]
+    if not fitting:
+        raise RubatoError(
+            "there is nothing to trace: no size fits",
+            fix="see `rubato plan` without --trace for why",
+            code="nothing_fits",
+            status=422,
+        )
+    size = fitting[-1]
+    assert size.chosen is not None  # it was asked for
+    return size.workers, size.chosen, tracing.trace(found.spec, size.chosen.layout.data)
 
 
 def table(plan: Plan) -> Table:

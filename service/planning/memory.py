@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rubato.arithmetic import Recompute, Software, in_flight, kept_bytes_per_token, parameters_of_rank, sharded_states
+from rubato.layout import distinct_stages
 from service.planning.constants import Constants
 from service.planning.shapes import Accelerator, Layout, Runtime, Work
 
@@ -63,9 +64,8 @@ class MemoryModel:
         return max(self.of_ranks(layout).values(), key=lambda memory: memory.allocated)
 
     def of_ranks(self, layout: Layout) -> dict[int, Memory]:
-        """By pipeline rank: the first, the second and the last; ranks between hold no more than the second."""
-        ranks = {0, min(1, layout.pipeline - 1), layout.pipeline - 1}
-        return {rank: self.of_rank(layout, rank) for rank in sorted(ranks)}
+        """By pipeline rank: those that may differ."""
+        return {rank: self.of_rank(layout, rank) for rank in distinct_stages(layout.pipeline)}
 
     def of_rank(self, layout: Layout, rank: int) -> Memory:
         """Peak bytes on a worker of one pipeline rank."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import inf
 
 from rubato.arithmetic import training_flops_per_token
-from rubato.layout import runs_in_schedule
+from rubato.layout import distinct_stages, runs_in_schedule
 from service.planning.candidates import Space, pipeline_degrees, replicas, tensor_degrees
 from service.planning.constants import Constants, fitted
 from service.planning.engine_memory import memory_model
@@ -207,7 +207,9 @@ class Search:
         )
 
     def fits(self, layout: Layout) -> bool:
-        return self.memory.peak(layout).needed <= self.limit
+        """Whether every stage does; the first that does not is the end of it."""
+        stages = distinct_stages(layout.pipeline)
+        return all(self.memory.of_rank(layout, stage).needed <= self.limit for stage in stages)
 
     def every(self, workers: int) -> Iterator[Layout]:
         """Every layout considered for so many workers, whether it fits or not."""

@@ -136,7 +136,10 @@ def _plan(spec: JobSpec, fleet: Fleet, request: PlanRequest) -> Plan:
         calibrated=fleet.calibrated,
         planned=planned,
         spec=resolved.model_dump(mode="json"),
-        sizes=[size_view(planner, planner.at(size, replica), request.price) for size in sorted(set(sizes))],
+        sizes=[
+            size_view(planner, planner.at(size, replica), request.price, misses=size == max(sizes))
+            for size in sorted(set(sizes))
+        ],
         not_covered=not_covered(spec),
     )
 

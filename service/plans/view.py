@@ -13,8 +13,8 @@ from service.planning.shapes import Layout
 _HOUR = 3600.0
 
 
-def size_view(planner: JobPlanner, size: SizePlan, price: float | None) -> PlannedSize:
-    """One row of a plan."""
+def size_view(planner: JobPlanner, size: SizePlan, price: float | None, *, misses: bool) -> PlannedSize:
+    """One row of a plan; with the layouts that nearly made it where ``misses``, which takes a look at every one."""
     fits = size.choice is not None and size.refusal is None
     best = planner.best(size.workers)
     return PlannedSize(
@@ -22,7 +22,7 @@ def size_view(planner: JobPlanner, size: SizePlan, price: float | None) -> Plann
         chosen=prediction(planner, size.choice, size.limit, price) if size.choice and fits else None,
         reason=None if fits else size.refusal.reason if size.refusal else "not a whole number of replicas with work",
         fastest=None if best is None else prediction(planner, best, size.limit, price),
-        refused=[refused_view(planner, miss) for miss in planner.misses(size.workers)],
+        refused=[refused_view(planner, miss) for miss in planner.misses(size.workers)] if misses else [],
     )
 
 

@@ -32,10 +32,7 @@ from rubato.problems import RubatoError
 
 Run = Callable[..., int]
 
-_ALONE = dict.fromkeys(
-    ("single_flops", "half_flops", "attention_flops", "copy_bytes", "optimizer_bytes", "layer_s", "gap_s", "ends_s"),
-    1e9,
-)
+_ALONE = dict.fromkeys(("single_flops", "half_flops", "attention_flops", "copy_bytes"), 1e9)
 _SIZES = {"layer_hidden": 256, "layer_tokens": 1024, "layer_length": 256, "layer_s": 0.1, "gap_s": 1e-3, "ends_s": 0.0}
 FOUND = {"alone": {"device": "cpu", **_ALONE, **_SIZES}, "together": None, "cores": 2}
 MEASURED = {**FOUND, "measured_at": "2026-01-02T03:04:05Z", "host": "here"}
@@ -400,3 +397,20 @@ def test_a_measurement_that_fails_says_why(
     assert "No module named torch" in capsys.readouterr().err
     assert not (tmp_path / "home").exists()
     assert plane.requests == []
+
+
+def test_a_trace_stands_beside_its_prediction(
+    run: Run, spec_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sent = {"kind": "all_reduce", "calls": 3, "bytes": 3000}
+    stage = {"stage": 0, "peak_bytes": 40 * 2**30, "resident_bytes": 20 * 2**30, "micro_batches": 4}
+    said = json.dumps({"stages": [{**stage, "collectives": [sent]}, {**stage, "stage": 1, "collectives": []}]})
+    monkeypatch.setattr(sys, "executable", program(tmp_path, "python", f"echo \"$4 $5\" >&2; echo '{said}'"))
+    assert run("plan", "-f", spec_file, "--trace") == 0
+    printed = capsys.readouterr().out
+    assert "traced at 8 workers" in printed
+    assert "3 all_reduce (3kB)" in printed
+    assert "holds 40 GiB, 38 GiB were predicted (-5.0%)" in printed
+    monkeypatch.setattr(sys, "executable", program(tmp_path, "python", "echo 'no torch here' >&2; exit 1"))
+    assert run("plan", "-f", spec_file, "--trace", "--json") == 3
+    assert "no torch here" in capsys.readouterr().err

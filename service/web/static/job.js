@@ -33,7 +33,8 @@ function show() {
   fill(byId("figures"), [
     ["Step", whole(progress.step), `of ${whole(progress.steps)}`],
     ["Loss", loss(progress.loss), "nats a token"],
-    ["Tokens/s", short(progress.tokens_per_s), `${short(progress.tokens)} in all`],
+    ["Tokens/s", short(progress.tokens_per_s), progress.predicted_tokens_per_s
+      ? `${short(progress.predicted_tokens_per_s)} were predicted` : `${short(progress.tokens)} in all`],
     ["MFU", percent(progress.mfu), "of the peak"],
     ["Left", isOver(job.state) ? "–" : duration(progress.eta_s), "at this speed"],
     ["Layout", layout(job.layout), "data × pipe × tensor"],

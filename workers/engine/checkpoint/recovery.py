@@ -48,7 +48,7 @@ class Recovery:
         newest = self._checkpoints.newest(self._mesh.group, latest)
         # Storage may show a checkpoint to one host before another: all take the newest that all can see.
         step = int(data.min(newest.step if newest else 0))
-        (reached,) = data.max([self._state.step or 0])
+        reached = -int(data.min(-(self._state.step or 0)))  # the highest that anybody held
         self._exchange.hold(data)
         self._load(step)
         if not data.first:
@@ -56,8 +56,8 @@ class Recovery:
         if step:
             self._tell("checkpoint.restored", f"the checkpoint of step {step} was loaded", {"step": step})
         if reached > step and latest is None:
-            message = f"a shard of the state was lost: training goes back from step {reached:.0f} to step {step}"
-            self._tell("training.rolled_back", message, {"from": int(reached), "to": step})
+            message = f"a shard of the state was lost: training goes back from step {reached} to step {step}"
+            self._tell("training.rolled_back", message, {"from": reached, "to": step})
 
     def _load(self, step: int) -> None:
         if step == 0:

@@ -29,7 +29,7 @@ class CompressionSpec(Section):
         "none",
         description="bf16, fp16: half of the bytes; int8: blocks of 8-bit numbers with a scale each, a quarter; topk: "
         "the largest values alone; powersgd: matrices by factors of low rank. What the last three leave out of a step "
-        "is added to the next (error feedback)",
+        "is added to the next (error feedback), int8 under memory.zero aside",
     )
     block: Annotated[int, Field(ge=8, le=2**16)] | None = Field(
         None, description="int8: values that share a scale; 256 where it is not said"

@@ -246,11 +246,19 @@ def _split_backward_problems(spec: JobSpec) -> Iterator[FieldProblem]:
 def _zero_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     if spec.memory.zero == 0:
         return
-    if spec.communication.compression.name != "none":
+    compression = spec.communication.compression
+    if compression.name in ("topk", "powersgd"):
         yield FieldProblem(
             "communication.compression",
-            f"zero {spec.memory.zero} sends each rank the sums of its own rows alone, and these are not compressed",
-            "use compression none, or zero 0",
+            f"what {compression.name} leaves out of a step has to be kept for whole parameters, which takes the memory "
+            f"that zero {spec.memory.zero} spares",
+            "use compression int8, bf16, fp16 or none, or zero 0",
+        )
+    if compression.between == "nodes":
+        yield FieldProblem(
+            "communication.compression.between",
+            f"zero {spec.memory.zero} sends each rank the sums of its own rows, inside a node and between nodes alike",
+            "leave between out, or use zero 0",
         )
     if spec.optimizer.name == "muon":
         yield FieldProblem(

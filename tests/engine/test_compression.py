@@ -212,6 +212,23 @@ def test_curves_and_bytes(corpus: Path, tmp_path: Path) -> None:
     assert all(metric["exposed_comm_s"] > 0 for metrics in found.values() for metric in metrics)
 
 
+def test_sharded_sums_are_encoded_too(corpus: Path, tmp_path: Path) -> None:
+    sharded = {"memory": {"zero": 2}, "train": {"steps": 8}}
+    cases: dict[str, tuple[dict[str, Any], Sequence[str]]] = {"none": (sharded, ())}
+    for name in ("bf16", "fp16", "int8"):
+        cases[name] = (
+            {**sharded, "communication": {"compression": {"name": name, "block": 64} if name == "int8" else name}},
+            (),
+        )
+    found = curves(corpus, tmp_path, 3, cases)
+    sent = {name: metrics[-1]["comm_bytes"] for name, metrics in found.items()}
+    for name, metrics in found.items():
+        assert metrics[-1]["comm_bytes_saved"] == sent["none"] - sent[name]
+        assert losses(metrics) == pytest.approx(losses(found["none"]), rel=0.005), name
+    assert all(losses(found[name]) != losses(found["none"]) for name in ("bf16", "fp16", "int8"))
+    assert sent["int8"] < sent["bf16"] < sent["none"]
+
+
 def test_only_between_nodes(corpus: Path, tmp_path: Path) -> None:
     cases = {
         "exact": ({"train": {"steps": 8}}, ()),

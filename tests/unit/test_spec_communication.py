@@ -64,6 +64,17 @@ def test_what_cannot_be_meant_is_refused() -> None:
     assert (field, "int8" in fix) == ("communication.compression.name", True)
 
 
+def test_what_needs_whole_parameters_is_refused_where_they_are_sharded() -> None:
+    def fields(compression: Any) -> list[str]:
+        with pytest.raises(SpecError) as refused:
+            spec(memory={"zero": 2}, communication={"compression": compression})
+        return [problem.field for problem in refused.value.problems]
+
+    assert fields("topk") == fields("powersgd") == ["communication.compression"]
+    assert fields({"name": "int8", "between": "nodes"}) == ["communication.compression.between"]
+    assert spec(memory={"zero": 2}, communication={"compression": "int8"}).memory.zero == 2
+
+
 def test_compression_is_part_of_the_curve() -> None:
     plain, small = spec(), spec(communication={"compression": "int8"})
     assert curve_hash(plain) == curve_hash(spec(communication={"bucket_mb": 1}))

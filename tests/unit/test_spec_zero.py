@@ -63,7 +63,7 @@ def test_what_is_not_sharded_is_not_sharded_over_a_few_either() -> None:
 @pytest.mark.parametrize(
     ("field", "sections"),
     [
-        ("communication.compression", {"communication": {"compression": "int8"}}),
+        ("communication.compression", {"communication": {"compression": "topk"}}),
         ("communication.bucket_mb", {"communication": {"bucket_mb": "auto"}}),
         ("optimizer.name", {"optimizer": {"name": "muon"}}),
     ],

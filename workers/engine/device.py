@@ -168,9 +168,13 @@ class BreakableGroup(ABC):
 
         With ``sizes`` it is so many rows for each member, and from it.
         """
-        splits = list(sizes)
-        self._begin(lambda: self._group.alltoall_base(received, sent, splits, splits, dist.AllToAllOptions()))
+        self.begin_all_to_all(received, sent, sizes)
         self._finish()
+
+    def begin_all_to_all(self, received: Tensor, sent: Tensor, sizes: Sequence[int] = ()) -> Call:
+        """Begins what `all_to_all` does."""
+        splits = list(sizes)
+        return self._begin(lambda: self._group.alltoall_base(received, sent, splits, splits, dist.AllToAllOptions()))
 
     def all_gather(self, received: Tensor, sent: Tensor) -> None:
         """Makes what member i sends row i of ``received``, which has a row for each; all rows are of one size."""
@@ -304,7 +308,7 @@ class GlooGroup(BreakableGroup):
     def begin_reduce_scatter(self, own: Tensor, whole: Tensor, take: Callable[[], Tensor]) -> Call:
         # gloo's own reduces everything everywhere. This sends no byte more than must be.
         parts = take()
-        call = self._begin(lambda: self._group.alltoall_base(parts, whole, [], [], dist.AllToAllOptions()))
+        call = self.begin_all_to_all(parts, whole)
         call.then = lambda: torch.sum(parts.view(-1, own.numel()), dim=0, out=own)
         return call
 
@@ -354,6 +358,7 @@ class NcclGroup(BreakableGroup):
             call.work.wait()  # makes the stream wait, not this thread
         self.check()
         self._pending.remove(call)
+        call.then()
 
     def _finish(self) -> None:
         super()._finish()

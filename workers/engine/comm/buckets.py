@@ -81,12 +81,13 @@ class ShardedGradients:
         flat: a tensor a layer, and one for the rest.
         gradients: of the rows, in the order of the parameters; views of ``flat``.
         sent_bytes: that a rank sends in a step, gradients and parameters.
+        saved_bytes: how many fewer these are than uncompressed.
     """
 
     def __init__(self, count: int) -> None:
         self.flat: list[Tensor] = []
         self.gradients: list[Tensor] = [torch.empty(0)] * count
-        self.sent_bytes = 0
+        self.sent_bytes = self.saved_bytes = 0
 
     def renew(self) -> None:
         """Nothing to do: what a call may still write to is dropped with the call."""

@@ -13,9 +13,10 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import functional
 
 from workers.engine.comm.codecs import Codec
-from workers.engine.device import BreakableGroup
+from workers.engine.device import BreakableGroup, Call
 
 
 class Scheme(Protocol):
@@ -66,7 +67,7 @@ class Encoded:
 
     def sum(self, group: BreakableGroup, number: int, bucket: Tensor) -> Tensor | None:
         size, codec = group.size, self._codec
-        part = self._part(bucket.numel(), size)
+        part = encoded_width(codec, -(-bucket.numel() // size))
         rows = bucket.new_zeros(size * part)
         rows[: bucket.numel()] = bucket
         rows = rows.view(size, part)
@@ -92,12 +93,37 @@ class Encoded:
         """Nothing was learned."""
 
     def bytes_sent(self, number: int, count: int, members: int) -> int:
-        part = self._part(count, members)
-        return 2 * (members - 1) * self._codec.encode(torch.empty(1, part, device="meta")).numel()
+        return 2 * (members - 1) * encoded_bytes(self._codec, -(-count // members))
 
-    def _part(self, count: int, members: int) -> int:
-        granule = self._codec.granule
-        return -(-count // (members * granule)) * granule
+
+def begin_reduce_scatter(group: BreakableGroup, codec: Codec, own: Tensor, whole: Tensor) -> Call:
+    """Begins to fill ``own`` with this member's part of the sum of all ``whole``, which travel encoded.
+
+    What encoding leaves out is not made up for later, as in ZeRO++ (Wang et al. 2023, arXiv:2306.10209, section 3.3):
+    a rank would have to keep it for whole parameters, of which it holds but some rows.
+
+    Args:
+        group: who sums.
+        codec: how values travel.
+        own: flat; of this member's part.
+        whole: flat; the parts of all members, as long as ``own`` each. It may be written to as soon as this returns.
+    """
+    width = encoded_width(codec, own.numel())
+    sent = codec.encode(functional.pad(whole.view(group.size, -1), (0, width - own.numel())))
+    received = torch.empty_like(sent)
+    call = group.begin_all_to_all(received, sent)
+    call.then = lambda: own.copy_(codec.decode(received, width, own.dtype).sum(dim=0)[: own.numel()])
+    return call
+
+
+def encoded_width(codec: Codec, count: int) -> int:
+    """Values that are encoded for so many: a whole number of granules."""
+    return -(-count // codec.granule) * codec.granule
+
+
+def encoded_bytes(codec: Codec, count: int) -> int:
+    """What a row of so many values takes on its way."""
+    return codec.encode(torch.empty(1, encoded_width(codec, count), device="meta")).numel()
 
 
 class LowRank:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from torch import Tensor
 
-from rubato.spec import JobSpec
+from rubato.spec import CompressionSpec, JobSpec
 from workers.engine.comm.buckets import GradientBuckets, ShardedGradients
 from workers.engine.comm.codecs import codec_of
 from workers.engine.comm.compression import Debt, Encoded, LowRank, Scheme, plain_bytes
@@ -74,7 +74,8 @@ class Reduction:
     ) -> None:
         self._device = mesh.device.torch_device
         self._first = mesh.pipeline.index == mesh.tensor.index == 0
-        compression = spec.communication.compression
+        # Where state is sharded, gradients are reduced and encoded by who shards it.
+        compression = CompressionSpec() if spec.memory.zero else spec.communication.compression
         self._compression, self._seed = compression, spec.train.seed
         self.lossy = compression.lossy
         self._auto = spec.communication.bucket_mb == "auto"
@@ -104,7 +105,7 @@ class Reduction:
     def traffic(self) -> dict[str, float]:
         """Bytes that this worker sends in a step of the generation, and how many fewer than uncompressed."""
         if isinstance(self._buckets, ShardedGradients):
-            return {"comm_bytes": self._buckets.sent_bytes, "comm_bytes_saved": 0}
+            return {"comm_bytes": self._buckets.sent_bytes, "comm_bytes_saved": self._buckets.saved_bytes}
         return self._traffic
 
     def form(self, data: DataGroup, generation: Generation, tell: Tell) -> None:

@@ -19,6 +19,8 @@ from torch import Tensor
 
 from rubato.layout import sharding_degree
 from workers.engine.comm.buckets import split_into_buckets
+from workers.engine.comm.codecs import Codec
+from workers.engine.comm.compression import begin_reduce_scatter
 from workers.engine.device import BreakableGroup, Call, GroupError
 from workers.engine.membership import Generation
 from workers.engine.mesh import ReplicaMesh
@@ -153,14 +155,19 @@ class DataGroup:
             return None
         return self._try(lambda group: group.begin_all_gather(whole, own), self._sharded)
 
-    def begin_reduce(self, own: Tensor, whole: Tensor, take: Callable[[], Tensor]) -> Call | None:
+    def begin_reduce(
+        self, own: Tensor, whole: Tensor, take: Callable[[], Tensor], codec: Codec | None = None
+    ) -> Call | None:
         """Begins to fill ``own`` with its part of the sum of ``whole`` over all replicas, like `begin_gather`.
 
-        ``take`` gives room of the size of ``whole``, where the backend needs any.
+        ``take`` gives room of the size of ``whole``, where the backend needs any; ``codec`` says how values travel
+        between those that share a copy, None: as they are.
         """
         if self._sharded is None:
             own.copy_(whole[: own.numel()])
             return None
+        if codec is not None:
+            return self._try(lambda group: begin_reduce_scatter(group, codec, own, whole), self._sharded)
         return self._try(lambda group: group.begin_reduce_scatter(own, whole, take), self._sharded)
 
     def finish_gather(self, call: Call | None) -> None:

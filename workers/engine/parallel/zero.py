@@ -24,6 +24,8 @@ from torch.nn import functional
 from rubato.layout import sharding_degree
 from rubato.spec import JobSpec
 from workers.engine.comm.buckets import ShardedGradients
+from workers.engine.comm.codecs import Codec, codec_of
+from workers.engine.comm.compression import encoded_bytes
 from workers.engine.comm.exchange import Exchange
 from workers.engine.comm.overlap import Overlap
 from workers.engine.device import Call
@@ -44,7 +46,9 @@ class ShardingGroup(Protocol):
     def copies(self) -> int: ...
     def begin_gather(self, whole: Tensor, own: Tensor) -> Call | None: ...
     def finish_gather(self, call: Call | None) -> None: ...
-    def begin_reduce(self, own: Tensor, whole: Tensor, take: Callable[[], Tensor]) -> Call | None: ...
+    def begin_reduce(
+        self, own: Tensor, whole: Tensor, take: Callable[[], Tensor], codec: Codec | None
+    ) -> Call | None: ...
     def finish_reduce(self, call: Call | None, own: Tensor) -> None: ...
     def settle(self) -> None: ...
     def sum(self, tensors: Sequence[Tensor]) -> float: ...
@@ -60,7 +64,7 @@ class Rehearsal:
         whole.zero_()
         whole[: own.numel()].copy_(own)
 
-    def begin_reduce(self, own: Tensor, whole: Tensor, take: Callable[[], Tensor]) -> None:
+    def begin_reduce(self, own: Tensor, whole: Tensor, take: Callable[[], Tensor], codec: Codec | None) -> None:
         own.copy_(whole[: own.numel()])
 
     def finish_gather(self, call: Call | None) -> None: ...
@@ -88,6 +92,7 @@ class Zero:
         self, spec: JobSpec, share: ModelShare, state: TrainingState, tensor: dist.ProcessGroup | None
     ) -> None:
         self._spec, self._stage, self._state, self._tensor = spec, spec.memory.zero, state, tensor
+        self._codec = codec_of(spec.communication.compression)
         self._names = list(share.parameters)
         self._parameters = list(share.parameters.values())
         self._roots: list[Unit] = []
@@ -159,16 +164,19 @@ class Zero:
 
     def runner(self, share: ModelShare, counts: Sequence[int], replica: int) -> Runner:
         """Runs the micro-batches of a replica, and some without a token that counts where others have more."""
-        self.buckets.sent_bytes = sum(self._bytes_sent(unit, max(counts)) for unit in self._units)
+        plain = sum(self._bytes_sent(unit, max(counts), None) for unit in self._units)
+        self.buckets.sent_bytes = sum(self._bytes_sent(unit, max(counts), self._codec) for unit in self._units)
+        self.buckets.saved_bytes = plain - self.buckets.sent_bytes
         return _EvenRunner(self, share.runner(max(counts)), max(counts) * self._spec.parallelism.micro_batch)
 
-    def _bytes_sent(self, unit: Unit, passes: int) -> int:
+    def _bytes_sent(self, unit: Unit, passes: int, codec: Codec | None) -> int:
         """In a step: this rank's part goes to each of those that share a copy, sums of it once around all copies."""
         layer = unit not in self._roots
         reductions = passes if layer and self._stage > 1 else 1
         gathers = 2 * passes if layer and self._stage == 3 else 1
         sharers, copies = self._group.split.degree - 1, self._group.copies
-        summed = unit.gradient.nbytes * (sharers + 2 * (copies - 1) / copies)
+        scattered = unit.gradient.nbytes if codec is None else encoded_bytes(codec, unit.part)
+        summed = scattered * sharers + unit.gradient.nbytes * 2 * (copies - 1) / copies
         gathered = unit.part * unit.parameters[0].element_size() * sharers
         return round(reductions * summed + gathers * gathered)
 
@@ -246,7 +254,7 @@ class Zero:
             taken.append(self._room.take(unit.size, whole))
             return taken[-1]
 
-        self._reducing = unit, self._group.begin_reduce(own, whole, take), own, taken
+        self._reducing = unit, self._group.begin_reduce(own, whole, take, self._codec), own, taken
 
     @torch.no_grad()
     def _finish_reduce(self) -> None:

@@ -1,6 +1,7 @@
 """Every technique against the plain single process: the largest difference of losses and gradient norms.
 
-A table of cases: pipeline schedules x ZeRO stages x tensor x data, then recomputation, precision and model families.
+A table of cases: pipeline schedules x ZeRO stages x tensor x data, then recomputation, precision,
+compression and model families.
 Each case trains the same job in forked ranks, in fp32. Half of the targets do not count, in some samples more than in
 others, so a wrong weight of a micro-batch or a replica shows. What a spec refuses is listed with its reason.
 
@@ -87,6 +88,13 @@ def others() -> Iterator[Case]:
         for zero in (0, 1, 3):
             sections = {**train, "memory": {"zero": zero}, "parallelism": shape(mixed)}
             yield Case(f"2x2x2 {precision} zero {zero}", mixed, sections, bound, train)
+    # What is left out of a step is missing in its gradient norm, and comes with the next ones.
+    for name, bound in (("bf16", 1e-2), ("fp16", 1e-3), ("int8", 5e-2), ("topk", 0.3), ("powersgd", 0.3)):
+        compression = {"name": name, **({"ratio": 0.4} if name == "topk" else {})}
+        for zero in (0, 2):
+            sections = {"communication": {"compression": compression}, "memory": {"zero": zero}}
+            sections["parallelism"] = shape(mixed)
+            yield Case(f"2x2x2 compression {name} zero {zero}", mixed, sections, bound)
     families: dict[str, dict[str, Any]] = {
         "gpt2 tied": {"family": "gpt2", "positions": 32, "kv_heads": 4},
         "qwen2": {"family": "qwen", "tie_embeddings": True},

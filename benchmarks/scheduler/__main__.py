@@ -7,9 +7,11 @@ quarter to four times the size it was submitted with; its speed grows as size **
 from it. ``gang`` starts all workers of a job or none, first come first served, and fills gaps with jobs that are
 predicted to be over in time (EASY backfill); it is told the length of every job, ``elastic`` only what a control plane
 knows: declared steps and the speed that was measured once a job has trained for a minute. ``elastic-foretold`` knows
-lengths from the submission on, ``elastic-blind`` never knows any. Load is the GPU time that the jobs would use while
-they arrive, if none had to wait, over what the cluster has in that time; what long jobs use later does not count, or a
-cluster under a load of 0.9 would be half empty. The last line is everything as JSON.
+lengths from the submission on, ``elastic-blind`` never knows any. Load is all GPU time of the jobs over what the
+cluster has while they arrive. Long jobs use much of theirs later, so the cluster is emptier than that, in short
+stretches of a trace by far; with ``--crowded`` only the GPU time counts that they would use while they arrive, if none
+had to wait.
+The last line is everything as JSON.
 """
 
 from __future__ import annotations
@@ -86,7 +88,7 @@ def _cases(arguments: argparse.Namespace) -> Iterator[Case]:
     if arguments.trace is None:
         gpus = arguments.gpus or GPUS
         for load in loads:
-            jobs = generated(arguments.jobs or GENERATED_JOBS, gpus, load, arguments.seed)
+            jobs = generated(arguments.jobs or GENERATED_JOBS, gpus, load, arguments.seed, arguments.crowded)
             yield Case(f"generated, seed {arguments.seed}", jobs, gpus, load)
         return
     trace = read_trace(arguments.trace)
@@ -95,7 +97,7 @@ def _cases(arguments: argparse.Namespace) -> Iterator[Case]:
     for index in range(arguments.windows):
         first = index * apart + apart // 2
         jobs = window(trace, first, count)
-        work = offered(jobs)
+        work = offered(jobs, arguments.crowded)
         for gpus in [arguments.gpus] if arguments.gpus else [math.ceil(work / load) for load in loads]:
             gpus = max(gpus, *(job.gpus for job in jobs))
             yield Case(f"{arguments.trace.name} from job {first}", jobs, gpus, work / gpus)
@@ -125,6 +127,7 @@ def _arguments() -> argparse.Namespace:
     size.add_argument("--load", type=float, help=f"instead of {', '.join(map(str, LOADS))}")
     parser.add_argument("--jobs", type=_positive, help=f"{WINDOW_JOBS} of a trace, {GENERATED_JOBS} generated")
     parser.add_argument("--windows", type=_positive, default=3, help="stretches of the trace, evenly apart")
+    parser.add_argument("--crowded", action="store_true", help="a load of GPU time that is used while jobs arrive")
     parser.add_argument("--seed", type=int, default=0, help="of generated jobs")
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES), metavar="NAME")
     return parser.parse_args()

@@ -74,13 +74,19 @@ def window(jobs: Sequence[TracedJob], first: int, count: int) -> list[TracedJob]
     return [replace(job, submitted=job.submitted - chosen[0].submitted) for job in chosen]
 
 
-def offered(jobs: Sequence[TracedJob]) -> float:
-    """GPUs that the jobs would hold on average while they arrive, if none ever had to wait."""
+def offered(jobs: Sequence[TracedJob], crowded: bool = False) -> float:
+    """All GPU time of the jobs, over the time in which they arrive: GPUs.
+
+    Args:
+        crowded: count only the GPU time that they would use while they arrive, if none had to wait. Of jobs that last
+            for longer than a short stretch of a trace most is used after it, so that this is less, and fewer GPUs offer
+            the same load.
+    """
     end = jobs[-1].submitted
-    return sum(job.gpus * min(job.seconds, end - job.submitted) for job in jobs) / end
+    return sum(job.gpus * (min(job.seconds, end - job.submitted) if crowded else job.seconds) for job in jobs) / end
 
 
-def generated(count: int, gpus: int, load: float, seed: int) -> list[TracedJob]:
+def generated(count: int, gpus: int, load: float, seed: int, crowded: bool = False) -> list[TracedJob]:
     """Jobs whose arrivals rise and fall with the day and rest at weekends, with heavy-tailed sizes and lengths.
 
     They are spread over as much time as makes them offer ``gpus`` GPUs the load.
@@ -95,7 +101,7 @@ def generated(count: int, gpus: int, load: float, seed: int) -> list[TracedJob]:
     for _ in range(_SPANS_TRIED):
         at = _arrivals(count, span, Random(seed))
         jobs = [TracedJob(index, at[index], lengths[index], sizes[index], projects[index]) for index in range(count)]
-        excess = offered(jobs) / (gpus * load)
+        excess = offered(jobs, crowded) / (gpus * load)
         found[abs(excess - 1.0)] = jobs
         span *= math.sqrt(excess)  # what a shorter time leaves to do after its end is not offered within it
     return found[min(found)]

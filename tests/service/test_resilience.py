@@ -169,19 +169,21 @@ async def test_a_scale_that_comes_while_admission_decides_is_not_overwritten(
         pytest.skip("SQLite has one writer at a time")
     job = await world.submit()
     admission = world.plane.supervisor._admission
-    decide = admission._decide
+    look, looks = admission._look, 0
 
-    async def slow(*given: Any) -> Any:
-        decided = await decide(*given)
-        monkeypatch.undo()
-        await world.post(f"/v1/jobs/{job['id']}/scale", {"workers": 8})
-        return decided
+    async def slow(session: Any) -> Any:
+        nonlocal looks
+        seen, looks = await look(session), looks + 1
+        if looks == 2:  # the first look only tells whether there is anything to do
+            monkeypatch.undo()
+            await world.post(f"/v1/jobs/{job['id']}/scale", {"workers": 8})
+        return seen
 
-    monkeypatch.setattr(admission, "_decide", slow)
+    monkeypatch.setattr(admission, "_look", slow)
     await world.rounds()
     assert (await world.job(job["id"]))["workers"]["desired"] == 8
     await world.rounds()
-    assert world.driver().workers == 8
+    assert (world.driver().workers, looks) == (8, 2)
 
 
 async def test_what_is_spent_of_the_budget_is_told_to_the_next_attempt(world: World) -> None:

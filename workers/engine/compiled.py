@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch import nn
 
 from rubato.arithmetic import Decoder, training_flops_per_token
 from rubato.problems import RubatoError
@@ -80,24 +79,12 @@ class Compilation:
             torch._functorch.config.activation_memory_budget = self.budget
         for layer in layers.values():
             # The method, so that what hooks do (moving inputs, gathering parameters) stays outside.
-            layer.forward = _waiting(torch.compile(layer.forward, fullgraph=True, dynamic=False))
+            layer.forward = torch.compile(layer.forward, fullgraph=True, dynamic=False)
 
     def apply_to_loss(self, loss: TokenLoss) -> None:
         """Makes a loss over a whole vocabulary compile when it is first called: one pass over the logits."""
         if self.runs and loss.whole:
             loss.sum = torch.compile(loss.sum, fullgraph=True, dynamic=False)
-
-
-def _waiting(compiled: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Gives a compiled layer what a collective is still bringing only when it is there.
-
-    The compiler takes such a tensor apart, and the way back to where it came from would be lost.
-    """
-
-    def forward(*inputs: Tensor) -> Tensor:
-        return compiled(*(each.clone() if isinstance(each, AsyncCollectiveTensor) else each for each in inputs))
-
-    return forward
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 PAYS_FROM = {"cpu": 5e13, "cuda": 5e16}
 """FLOPs a worker from which on compiling is worth it: some ten minutes of a core, or of a GPU. Compiling takes 10 to 40
-seconds and spares 5 to 30 % of every step after it (docs/experiments.md)."""
+seconds and spares 5 to 20 % of every step after it (docs/experiments.md)."""
 
 _CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 

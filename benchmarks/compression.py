@@ -52,7 +52,7 @@ def spec_of(compression: Any, steps: int) -> JobSpec:
                 "sequence_length": 64,
             },
             "train": {"steps": steps, "global_batch": 16},
-            "optimizer": {"lr": 3e-3, "schedule": {"name": "cosine", "warmup": 20}},
+            "optimizer": {"lr": 1e-3, "schedule": {"name": "cosine", "warmup": 20}},
             "parallelism": {"micro_batch": 8},
             "communication": {"bucket_mb": 0.25, "compression": compression},
             "workers": RANKS,
@@ -83,8 +83,8 @@ def rank_of(rank: int, listener: Any, spec: JobSpec, root: str, results: Any) ->
     mesh = ReplicaMesh.of_world(Layout(1, 1, 1), 0, Device.of_rank(0, gpu=False))
     train(spec, membership=membership, mesh=mesh, run=RunDirectory(root), warm_up_steps=0)
     store.set(f"done/{rank}", "")
-    store.wait([f"done/{other}" for other in range(RANKS)])
-    if rank == 0:
+    if rank == 0:  # it keeps the store
+        store.wait([f"done/{other}" for other in range(RANKS)])
         results.send(metrics)
 
 

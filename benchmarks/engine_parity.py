@@ -74,7 +74,7 @@ def others() -> Iterator[Case]:
     four, mixed = Layout(4, 1, 1), Layout(2, 2, 2)
     for zero in (1, 2, 3):
         yield Case(f"4x1x1 zero {zero} over 2", four, {"memory": {"zero": zero, "shard_over": 2}})
-    for zero in (0, 3):
+    for zero in (0, 2, 3):
         compiled = {"train": {"compile": True}, "memory": {"zero": zero}}
         yield Case(f"2x1x1 compiled zero {zero}", Layout(2, 1, 1), compiled)
     for mode, zero in itertools.product(("full", "selective", {"every": 2}), (0, 3)):

@@ -232,7 +232,8 @@ class _Round:
         def room(job: Job, more: int) -> bool:
             held = self._holds(job.project)
             allowed = held.room(self._quota(job), job.need)
-            if self._views.free(job.need) - more < kept[job.need] or (allowed is not None and allowed < more):
+            spared = 0 if job.id in self._starts else kept[job.need]  # it is for jobs that come, and this one has
+            if self._views.free(job.need) - more < spared or (allowed is not None and allowed < more):
                 return False
             self._views.keep(job.need, more)
             held.add(job.need, more)

@@ -16,6 +16,7 @@ from rubato.spec import JobSpec
 from tests.engine.forked import RankError, in_one_process, run_ranks
 from tests.engine.jobs import tiny_spec, train_at, write_corpus
 from workers.engine import train as loop
+from workers.engine.checkpoint.recovery import Recovery
 from workers.engine.data import Sampler, data_step
 from workers.engine.device import Device
 from workers.engine.membership import Generation, Standing, StaticMembership
@@ -180,28 +181,29 @@ def test_a_break_while_going_back_goes_on_before_the_spike_and_goes_back_anew(co
             store = self._generation.store
             return Generation(2, 1, 0, standing.step, roll_forward=False, source=None, commit=None, store=store)
 
-    def work(broken: bool) -> tuple[int, list[int], list[Tensor]]:
+    def work(broken: bool) -> tuple[list[int], list[int], list[Tensor]]:
         poison({13})
-        original, calls = DataGroup.min, []
+        original, begun = Recovery.restore, []
 
-        def break_once(group: DataGroup, value: float) -> float:
-            calls.append(value)
-            if broken and len(calls) == 2:  # the first is of the start
-                raise DataAxisError("broken on purpose")
-            return original(group, value)
+        def break_once(recovery: Recovery, data: DataGroup, latest: int | None = None) -> None:
+            if latest is not None:
+                begun.append(recovery._state.done)
+                if broken and len(begun) == 1:
+                    raise DataAxisError("broken on purpose")
+            original(recovery, data, latest)
 
-        DataGroup.min = break_once  # type: ignore[method-assign]
+        Recovery.restore = break_once  # type: ignore[method-assign]
         spec, run = spec_of(corpus, Layout(1, 1, 1)), RunDirectory.create(tmp_path / str(broken))
         mesh = ReplicaMesh.of_world(Layout(1, 1, 1), 0, CPU)
         membership = Again()
         worker = loop.Worker(spec, membership, mesh, run, lambda: True)
         while not worker.live(membership.join(worker.standing())):  # type: ignore[arg-type]
             pass
-        return len(calls), worker.state.jumped, [leaf.clone() for leaf in worker.state.leaves]
+        return begun, worker.state.jumped, [leaf.clone() for leaf in worker.state.leaves]
 
-    calls, jumped, leaves = in_one_process(lambda: work(broken=True))
+    begun, jumped, leaves = in_one_process(lambda: work(broken=True))
     once, same_jumped, same_leaves = in_one_process(lambda: work(broken=False))
-    assert (calls, once) == (3, 2)
+    assert (begun, once) == ([13, 13], [13])
     assert jumped == same_jumped == [11, 12, 13]
     assert all(map(torch.equal, leaves, same_leaves))
 

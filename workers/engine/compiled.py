@@ -132,7 +132,7 @@ class CompileReport:
         message = (
             f"layers were compiled in {cost.seconds:.1f} s ({cost.from_cache} of {cost.graphs} programs were kept)"
         )
-        self._tell("compiled", message, asdict(cost))
+        self._tell("compile.done", message, asdict(cost))
 
 
 def flops_a_worker(spec: JobSpec) -> float:

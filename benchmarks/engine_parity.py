@@ -88,13 +88,13 @@ def others() -> Iterator[Case]:
         for zero in (0, 1, 3):
             sections = {**train, "memory": {"zero": zero}, "parallelism": shape(mixed)}
             yield Case(f"2x2x2 {precision} zero {zero}", mixed, sections, bound, train)
-    # What is left out of a step is missing in its gradient norm, and comes with the next ones. The first updates of
-    # AdamW are little more than signs, so at a high learning rate a last digit would decide where the next step is.
+    # The largest values and factors of low rank leave out too much of a step to be compared over three; where state is
+    # sharded they are refused. The first updates of AdamW are little more than signs, so at a high learning rate a last
+    # digit would decide where the next step is.
     slow = {"optimizer": {"lr": 1e-4}}
-    for name, bound in (("bf16", 1e-2), ("fp16", 1e-2), ("int8", 5e-2), ("topk", 0.3), ("powersgd", 0.6)):
-        compression = {"name": name, **({"ratio": 0.4} if name == "topk" else {})}
-        for zero in (0, 2):
-            sections = {**slow, "communication": {"compression": compression}, "memory": {"zero": zero}}
+    for name, bound in (("bf16", 1e-2), ("fp16", 1e-2), ("int8", 5e-2), ("topk", 0.0), ("powersgd", 0.0)):
+        for zero in (0, 2) if bound else (2,):
+            sections = {**slow, "communication": {"compression": name}, "memory": {"zero": zero}}
             sections["parallelism"] = shape(mixed)
             yield Case(f"2x2x2 compression {name} zero {zero}", mixed, sections, bound, slow)
     families: dict[str, dict[str, Any]] = {

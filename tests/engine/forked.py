@@ -22,6 +22,8 @@ import torch.distributed.checkpoint
 import torch.distributed.pipelining
 import torch.distributed.tensor.parallel
 
+from workers.driver.forkserver.server import die_with
+
 TIMEOUT = timedelta(seconds=120)
 
 
@@ -36,8 +38,10 @@ class Rank:
         self.name = name
         self.outcome: tuple[str, Any] | None = None
         self._reader, writer = os.pipe()
+        parent = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
+            die_with(parent)  # a test run that is killed leaves nobody waiting for a peer
             os.close(self._reader)
             _child(writer, function)
         os.close(writer)

@@ -115,7 +115,7 @@ class Server:
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            _die_with(parent)
+            die_with(parent)
             self._leave(launcher)
             return request
         for handle in request.standard:
@@ -153,7 +153,7 @@ class Server:
         self._listener.close()
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Has the kernel kill this process when the server ends."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

@@ -182,7 +182,7 @@ def test_the_command_prints_figures_and_ends_with_json(tmp_path: Path) -> None:
     assert result["tokens/s/GPU"]["shipped constants"]["all"]["n"] == 2
     assert result["peak memory"]["shipped constants"]["gpu"]["a100-80gb"]["n"] == 1
     assert list(result["tokens/s/GPU"]["apart: the source contradicts itself"]) == ["line 4, GPT-8B on a100-80gb"]
-    assert set(result["constants"]) == set(vars(fitted()))
+    assert result["constants"] == {name: value for name, value in vars(fitted()).items() if value}
 
 
 @needs_runs

@@ -22,6 +22,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from rubato.layout import Layout, fewest_micro_batches, micro_batches, runs_in_schedule, sharding_degree
 from rubato.spec import JobSpec
+from workers.engine.comm.codecs import Codec
 from workers.engine.device import Device
 from workers.engine.mesh import ReplicaMesh
 from workers.engine.optim import LossScale
@@ -143,10 +144,11 @@ class _Others(Rehearsal):
         self._ledger.send("all_gather, data axis", whole)
         super().begin_gather(whole, own)
 
-    def begin_reduce(self, own: Tensor, whole: Tensor, take: Callable[[], Tensor]) -> None:
+    def begin_reduce(self, own: Tensor, whole: Tensor, take: Callable[[], Tensor], codec: Codec | None) -> None:
         """As in a rehearsal."""
-        self._ledger.send("reduce_scatter, data axis", whole)
-        super().begin_reduce(own, whole, take)
+        sent = whole if codec is None else codec.encode(whole.view(self.split.degree, -1))
+        self._ledger.send("reduce_scatter, data axis", sent)
+        super().begin_reduce(own, whole, take, codec)
 
 
 def _enough(spec: JobSpec, micro_batches: int) -> int:

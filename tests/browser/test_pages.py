@@ -53,7 +53,9 @@ async def test_a_job_shows_its_curve_figures_and_timeline(rubato: Rubato, page: 
     driver.event("checkpoint.saved", "checkpoint of step 50", step=50)
     await driver.sync("RUNNING", "training at 4 workers", data=1)
     await expect(curves).to_have_attribute("aria-label", re.compile("at step 50;"))
-    await expect(page.get_by_role("log").get_by_role("listitem").first).to_contain_text("checkpoint of step 50")
+    newest = page.get_by_role("log").get_by_role("listitem")
+    await expect(newest.nth(0)).to_contain_text("trains at 900 tokens/s where")  # said of what came with that call
+    await expect(newest.nth(1)).to_contain_text("checkpoint of step 50")
 
 
 async def test_recorded_steps_can_be_fetched_and_going_back_is_told(rubato: Rubato, page: Page) -> None:

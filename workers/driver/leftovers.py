@@ -7,6 +7,7 @@ It does, but then it stays, with its 200 MB, until somebody ends it.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 
 import ray
@@ -21,7 +22,7 @@ NAMESPACE = "rubato-"
 """The Ray namespace of an attempt begins with this."""
 
 TIMEOUT_S = 5
-
+HELPERS_START_S = 20.0
 
 CONTROLLER = "TrainController"
 HELPER = "PlacementGroupCleaner"
@@ -42,22 +43,27 @@ def end_own_runs() -> None:
     """Ends the runs of this driver, whose workers go with their controllers, and their helpers."""
     here = ray.get_runtime_context().get_job_id()
     _end(CONTROLLER, lambda job: job == here)
-    _end(HELPER, lambda job: job == here)
+    end_by = time.monotonic() + HELPERS_START_S
+    # The helper of a run that has only just begun may be yet to start, and it does so without its controller, too.
+    while _end(HELPER, lambda job: job == here) and time.monotonic() < end_by:
+        time.sleep(0.2)  # Ray tells nobody when an actor starts
 
 
-def _end(kind: str, chosen: Callable[[str], bool]) -> None:
+def _end(kind: str, chosen: Callable[[str], bool]) -> bool:
+    """Ends those that run; whether there are any that are yet to start."""
     executioner = Executioner()
     try:
         actors = list_actors(
-            filters=[("class_name", "=", kind), ("state", "=", "ALIVE")], detail=True, timeout=TIMEOUT_S
+            filters=[("class_name", "=", kind), ("state", "!=", "DEAD")], detail=True, timeout=TIMEOUT_S
         )
     except (RayStateApiException, ConnectionError) as error:
         _cannot_see(error)
-        return
-    for actor in actors:
-        ours = (actor.ray_namespace or "").startswith(NAMESPACE) and chosen(actor.job_id)
-        if ours and actor.node_id and actor.pid:
+        return False
+    ours = [actor for actor in actors if (actor.ray_namespace or "").startswith(NAMESPACE) and chosen(actor.job_id)]
+    for actor in ours:
+        if actor.state == "ALIVE" and actor.node_id and actor.pid:
             executioner.kill(actor.node_id, actor.pid, f"{kind} of a run that is over")
+    return any(actor.state != "ALIVE" for actor in ours)
 
 
 def _cannot_see(error: Exception) -> None:

@@ -113,16 +113,15 @@ def test_whoever_kills_the_launcher_kills_the_worker(node: Node) -> None:
     worker = psutil.Process(told(launcher)["pid"])
     assert worker.pid != launcher.pid
     launcher.kill()
-    launcher.communicate()
-    psutil.wait_procs([worker], timeout=30)
+    psutil.wait_procs([worker], timeout=30)  # its input stays open, at whose end it would end by itself
     assert not worker.is_running()
+    launcher.communicate()
 
 
 def test_a_worker_that_is_killed_ends_its_launcher(node: Node) -> None:
     launcher = node.start()
     os.kill(told(launcher)["pid"], signal.SIGKILL)
-    launcher.communicate(timeout=30)
-    assert launcher.returncode == 128 + signal.SIGKILL
+    assert launcher.wait(timeout=30) == 128 + signal.SIGKILL
 
 
 def test_no_worker_outlives_the_server_and_the_next_starts_another(node: Node) -> None:
@@ -130,10 +129,10 @@ def test_no_worker_outlives_the_server_and_the_next_starts_another(node: Node) -
     said = told(launcher)
     worker = psutil.Process(said["pid"])
     os.kill(said["parent"], signal.SIGKILL)
-    launcher.communicate(timeout=30)
-    assert launcher.returncode == 1
     psutil.wait_procs([worker], timeout=30)
     assert not worker.is_running()
+    launcher.communicate(timeout=30)
+    assert launcher.returncode == 1
 
     again = node.start()
     said_again = told(again)
